@@ -1,0 +1,92 @@
+package policy
+
+import "time"
+
+// Candidate is one engine as a decision sees it. The core fills it from its
+// views; a policy only reads it. Tokens are tokens of all ranks together.
+type Candidate struct {
+	Engine string
+	Epoch  string
+
+	// Eligibility.
+	State          State
+	Model          string
+	LoRAs          []string
+	WeightVersion  *int64
+	MaxModelLen    int   // tokens; 0 = unknown
+	CapacityTokens int64 // KV tokens; 0 = unknown
+	Slots          int   // requests that run at once
+	Window         int   // requests that may be bound: slots + prefetch
+
+	// What is reserved here by every dispatcher, undecided binds of this one included.
+	ReservedRequests int
+	ReservedTokens   int64
+
+	// Observed is the engine's own picture, already complete and fresh, or nil.
+	Observed *Observed
+
+	// Prefix match of this request in the engine's cache, tokens by tier.
+	// MatchKnown is false when the cache view of the engine may not be trusted.
+	MatchKnown           bool
+	MatchApproximate     bool
+	MatchGPU             int
+	MatchCPU             int
+	MatchSSD             int
+	Sticky               bool   // the trajectory's or group's last engine
+	LastPicked           uint64 // number of this dispatcher's decision that last chose it; 0 = never
+	PreemptionBlockUntil time.Duration
+	KVBlocked            bool // hysteresis state, kept by the core between decisions
+}
+
+// State of an engine as far as eligibility goes.
+type State uint8
+
+// States.
+const (
+	Ready State = iota
+	Suspect
+	Paused
+	Draining
+	Stale
+	Down
+)
+
+// Observed is a complete, fresh, well-formed picture of an engine's load,
+// summed over its ranks, worst rank beside it.
+type Observed struct {
+	Running               int
+	Waiting               int
+	WaitingUncachedTokens int64   // -1 = unknown
+	UsedTokens            int64   // fused: reserved + EMA(observed - reserved at the sample); -1 = unknown
+	KVUsageWorst          float64 // 0..1 of the fullest rank; -1 = unknown
+	MaxRunning            int     // summed over ranks; 0 = unknown
+	DecodeTokS            float64 // 0 = unknown
+	PrefillTokS           float64 // 0 = unknown
+	NewerRequests         int     // reservations newer than the sample
+	NewerTokens           int64
+	NewerPrefillTokens    int64
+}
+
+// Request is what a decision knows of the work.
+type Request struct {
+	Rollout        string // <job>.<id>
+	Model          string
+	LoRA           string
+	PromptTokens   int
+	MaxTokens      int
+	ExpectedTokens int // of the output, already estimated and clamped
+	BlockTokens    int
+	Affinity       string // affinity or group: ties go to the highest hash(affinity, engine)
+	WeightMin      *int64
+	WeightExact    *int64
+	Tried          []string // engines excluded, unless that leaves none
+	Rank           *int
+}
+
+// Input of one decision.
+type Input struct {
+	Now        time.Duration // since the core started
+	Dispatcher string        // for ties without affinity
+	Request    Request
+	Candidates []Candidate
+}
