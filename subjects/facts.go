@@ -11,11 +11,12 @@ type Facts struct {
 	Model  string `json:"model,omitempty"`
 	LoRA   string `json:"lora,omitempty"`
 
-	PromptTokens   int      `json:"prompt_tokens"`             // exact, or characters / 4
+	PromptTokens   int      `json:"prompt_tokens"`             // with the tokens resumed from; exact, or characters / 4
 	MaxTokens      int      `json:"max_tokens"`                // of the output still to make
 	ExpectedTokens int      `json:"expected_tokens,omitempty"` // the caller's guess; 0 = none
 	Namespace      uint64   `json:"namespace,omitempty"`
-	Blocks         []uint64 `json:"blocks,omitempty"` // chained pool-block hashes of the prompt
+	BlockTokens    int      `json:"block_tokens,omitempty"` // tokens a block of Blocks; not the pool's = the hashes are of no use
+	Blocks         []uint64 `json:"blocks,omitempty"`       // chained block hashes of the prompt, at most MaxHeaderBlocks
 
 	Affinity   string `json:"affinity,omitempty"`
 	Group      string `json:"group,omitempty"`
@@ -25,7 +26,9 @@ type Facts struct {
 
 	WeightMin   *int64 `json:"weight_min,omitempty"`
 	WeightExact *int64 `json:"weight_exact,omitempty"`
-	Rank        *int   `json:"rank,omitempty"`
+	// WeightStaleness is max_staleness: how many versions below the newest may answer.
+	WeightStaleness *int64 `json:"weight_staleness,omitempty"`
+	Rank            *int   `json:"rank,omitempty"`
 
 	DeadlineMS       int64 `json:"deadline_ms,omitempty"`        // from acceptance; 0 = the pool's
 	AttemptTimeoutMS int64 `json:"attempt_timeout_ms,omitempty"` // 0 = the pool's
@@ -36,6 +39,8 @@ type Facts struct {
 	Burnt  int      `json:"burnt,omitempty"`   // attempts that counted
 	Tried  []string `json:"tried,omitempty"`   // engines
 	LeftMS int64    `json:"left_ms,omitempty"` // to the deadline when the message was stored
+	// Accepted is the server's stamp of the first acceptance, unix ns; 0 = this message is it.
+	Accepted int64 `json:"accepted,omitempty"`
 }
 
 // Key is the rollout's name, <job>.<id>.

@@ -38,6 +38,9 @@ const (
 	HdrLoRA             = "Rollout-Lora"              // adapter name
 	HdrRank             = "Rollout-Rank"              // data-parallel rank, when one is pinned
 	HdrError            = "Rollout-Error"             // reason, in DEAD
+	HdrModel            = "Rollout-Model"             // model asked for
+	HdrPolicy           = "Rollout-Policy"            // policy that decided a bind
+	HdrPredictedCached  = "Rollout-Predicted-Cached"  // tokens the policy expected to be cached
 	HdrAccepted         = "Rollout-Accepted"          // server time of acceptance, unix nanoseconds
 )
 

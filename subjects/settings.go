@@ -75,3 +75,6 @@ func (s Settings) WithDefaults() Settings {
 
 // PrefetchSlots is the number of requests bound beyond an engine's slots.
 func (s Settings) PrefetchSlots() int { return max(0, s.Prefetch) }
+
+// MaxBlockTokens bounds the size of a pool block, tokens.
+const MaxBlockTokens = 4096
