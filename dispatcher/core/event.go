@@ -49,10 +49,12 @@ type ServerTime struct {
 	UnixNano int64 `json:"unix_nano"`
 }
 
-// Contact tells whether NATS was just heard from. Proven comes with every
-// answer of a follower's heartbeat, at least every second.
+// Contact tells whether NATS was just heard from, through the follower of View
+// ("" = all of them). Proven comes with every message or heartbeat of a
+// follower, merged to at most ten a second and at least one a second.
 type Contact struct {
-	Proven bool `json:"proven"`
+	Proven bool     `json:"proven"`
+	View   ViewKind `json:"view,omitempty"`
 }
 
 // ViewSwap replaces one view by a complete new one, in the shell read from the
@@ -320,6 +322,9 @@ type Timings struct {
 	RetiredKeep     time.Duration `json:"retired_keep"`     // 3m that a retired bind number is remembered
 	ReleaseGrace    time.Duration `json:"release_grace"`    // 5s that an answered key may wait for its agent's release
 	FetchExpiry     time.Duration `json:"fetch_expiry"`     // 2s a pull waits for work
+	Backoff         time.Duration `json:"backoff"`          // 1s before a refused effect is tried again
+	Sweep           time.Duration `json:"sweep"`            // 250ms between walks over what is held
+	QueueIdle       time.Duration `json:"queue_idle"`       // 5m after which an empty queue is forgotten
 	PreemptionBlock time.Duration `json:"preemption_block"` // 10s
 }
 
@@ -331,6 +336,7 @@ func DefaultTimings() Timings {
 		NakMin: 200 * time.Millisecond, NakMax: 2 * time.Second, ViewWait: time.Second,
 		RequeueStagger: 5 * time.Second, PauseRebuild: 10 * time.Second, AgingStep: 30 * time.Second,
 		FairWindow: time.Minute, RetiredKeep: 3 * time.Minute, ReleaseGrace: 5 * time.Second,
-		FetchExpiry: 2 * time.Second, PreemptionBlock: 10 * time.Second,
+		FetchExpiry: 2 * time.Second, Backoff: time.Second, Sweep: 250 * time.Millisecond,
+		QueueIdle: 5 * time.Minute, PreemptionBlock: 10 * time.Second,
 	}
 }

@@ -1,0 +1,306 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rollbus/rollbus/dispatcher/core"
+	"github.com/rollbus/rollbus/subjects"
+)
+
+// Bus is the model of NATS: what is stored, and the guards on it.
+type Bus struct {
+	w   *World
+	seq uint64 // of the reservations stream
+
+	keys      map[string]*core.ReservationPut  // <engine>/<job>.<id>
+	markers   map[string]*core.ReservationGone // same; kept MarkerTTL
+	engineSeq map[string]uint64
+	ids       map[string]seen // Nats-Msg-Id of the bucket, kept 2 min
+
+	queue    []*message // ROLLOUTS and RETRY, in order of storing
+	queueSeq uint64
+	queueIDs map[string]seen
+
+	known map[core.Queue]bool // announced by a ping
+
+	register    map[string]*core.Answered
+	registerSeq uint64
+	Dead        []core.PublishDead
+
+	engines     map[string]*core.EnginePut
+	dispatchers map[string]*core.DispatcherPut
+	cancels     map[string]*core.CancelPut
+	valueSeq    uint64
+	pool        *core.PoolPut
+
+	// Lost makes the next n binds unanswered although stored, as when a leader
+	// dies between storing and answering.
+	Lost int
+}
+
+type seen struct {
+	seq uint64
+	at  time.Duration
+}
+
+type message struct {
+	queue  core.Queue
+	facts  subjects.Facts
+	seq    uint64
+	stored int64
+	ready  time.Duration // not delivered before
+	holder string        // who has it; empty = nobody
+	until  time.Duration // AckWait of the delivery
+	copies int           // deliveries
+	bad    *core.Bad
+}
+
+const (
+	window    = 2 * time.Minute
+	ackWait   = 30 * time.Second
+	markerTTL = time.Minute
+)
+
+func newBus(w *World) *Bus {
+	return &Bus{
+		w: w, keys: map[string]*core.ReservationPut{}, markers: map[string]*core.ReservationGone{},
+		engineSeq: map[string]uint64{}, ids: map[string]seen{}, queueIDs: map[string]seen{},
+		known:    map[core.Queue]bool{},
+		register: map[string]*core.Answered{}, engines: map[string]*core.EnginePut{},
+		dispatchers: map[string]*core.DispatcherPut{}, cancels: map[string]*core.CancelPut{},
+	}
+}
+
+func keyOf(engine, job, id string) string { return engine + "/" + subjects.RolloutKey(job, id) }
+
+// Submit stores a request; a known id within the window stores nothing.
+func (b *Bus) Submit(f subjects.Facts) {
+	if old, ok := b.queueIDs[f.Key()]; ok && b.w.Now-old.at < window {
+		return
+	}
+	b.queueSeq++
+	b.queueIDs[f.Key()] = seen{b.queueSeq, b.w.Now}
+	b.queue = append(b.queue, &message{
+		queue: core.Queue{Job: f.Job, Lane: f.Lane}, facts: f, seq: b.queueSeq, stored: b.w.stamp(),
+	})
+	b.w.Accepted[f.Key()] = f
+	if q := (core.Queue{Job: f.Job, Lane: f.Lane}); !b.known[q] {
+		// The client's ping on the first submission of a kind.
+		b.known[q] = true
+		for _, n := range sorted(b.w.Cores) {
+			d := b.w.Cores[n]
+			b.w.after(b.w.delay(), func() { d.step(b.census()) })
+		}
+	}
+}
+
+// Cancel asks that work is given up.
+func (b *Bus) Cancel(x subjects.Cancel) {
+	b.valueSeq++
+	p := &core.CancelPut{Cancel: x, Revision: b.valueSeq, Stored: b.w.stamp()}
+	b.cancels[x.Key()] = p
+	b.w.tell(*p)
+	for _, n := range b.w.nodeNames() {
+		b.w.Nodes[n].cancelled(x)
+	}
+}
+
+// bind is one publish under both guards.
+func (b *Bus) bind(e core.Bind) core.BindAnswer {
+	h := e.Held
+	a := core.BindAnswer{Handle: e.Handle, Engine: h.Engine, Job: h.Job, ID: h.ID, Bind: h.Bind, Stored: b.w.stamp()}
+	if at := b.engineSeq[h.Engine]; at != e.Expected {
+		a.Answer, a.Actual = core.Conflict, at
+		return a
+	}
+	msgID := fmt.Sprintf("%s#%d", h.Key(), h.Bind)
+	if old, ok := b.ids[msgID]; ok && b.w.Now-old.at < window {
+		a.Answer, a.Seq = core.Duplicate, old.seq
+		return a
+	}
+	a.Answer, a.Seq = core.OK, b.put(h, e.TTL)
+	b.ids[msgID] = seen{a.Seq, b.w.Now}
+	b.w.Binds++
+	return a
+}
+
+func (b *Bus) put(h subjects.Held, ttl time.Duration) uint64 {
+	b.seq++
+	p := &core.ReservationPut{Held: h, Revision: b.seq, Stored: b.w.stamp(), TTLMS: ttl.Milliseconds()}
+	k := keyOf(h.Engine, h.Job, h.ID)
+	b.keys[k] = p
+	delete(b.markers, k)
+	b.engineSeq[h.Engine] = b.seq
+	b.w.tell(*p)
+	if n := b.w.Nodes[h.Engine]; n != nil {
+		b.w.after(b.w.delay(), func() { n.see(*p) })
+	}
+	return b.seq
+}
+
+// remove deletes a key at exactly its revision.
+func (b *Bus) remove(r subjects.Released, revision uint64) (core.Answer, uint64) {
+	k := keyOf(r.Engine, r.Job, r.ID)
+	p := b.keys[k]
+	switch {
+	case p == nil:
+		return core.Gone, 0
+	case p.Revision != revision:
+		return core.Superseded, 0
+	}
+	b.seq++
+	g := &core.ReservationGone{Released: r, Revision: b.seq, Stored: b.w.stamp()}
+	delete(b.keys, k)
+	b.markers[k] = g
+	b.engineSeq[r.Engine] = b.seq
+	b.w.tell(*g)
+	if n := b.w.Nodes[r.Engine]; n != nil {
+		b.w.after(b.w.delay(), func() { n.lost(*g) })
+	}
+	b.w.after(markerTTL, func() { b.expireMarker(k, g) })
+	return core.OK, b.seq
+}
+
+// expireMarker lets the last sequence under an engine fall back, as it does on
+// a server once the marker's TTL is over.
+func (b *Bus) expireMarker(k string, g *core.ReservationGone) {
+	if b.markers[k] != g {
+		return
+	}
+	delete(b.markers, k)
+	engine := g.Engine
+	var last uint64
+	for _, p := range b.keys {
+		if p.Engine == engine {
+			last = max(last, p.Revision)
+		}
+	}
+	for _, m := range b.markers {
+		if m.Engine == engine {
+			last = max(last, m.Revision)
+		}
+	}
+	b.engineSeq[engine] = last
+}
+
+// commit writes a terminal answer with expected sequence 0.
+func (b *Bus) commit(a subjects.Answer) (core.Answer, uint64) {
+	if _, ok := b.register[a.Key()]; ok {
+		b.w.Superseded++
+		return core.Superseded, 0
+	}
+	b.registerSeq++
+	p := &core.Answered{Answer: a, Revision: b.registerSeq, Stored: b.w.stamp()}
+	b.register[a.Key()] = p
+	b.w.tell(*p)
+	b.w.answered(a)
+	return core.OK, p.Revision
+}
+
+func (b *Bus) retry(e core.Retry) core.Answer {
+	p := b.keys[keyOf(e.Engine, e.Job, e.ID)]
+	if p == nil || p.Revision != e.Revision {
+		return core.Gone
+	}
+	msgID := fmt.Sprintf("%s#%d", subjects.RolloutKey(e.Job, e.ID), e.Bind)
+	if old, ok := b.queueIDs[msgID]; ok && b.w.Now-old.at < window {
+		return core.Duplicate
+	}
+	b.queueSeq++
+	b.queueIDs[msgID] = seen{b.queueSeq, b.w.Now}
+	f := b.w.Accepted[subjects.RolloutKey(e.Job, e.ID)]
+	f.Bind, f.Burnt, f.Tried, f.LeftMS, f.Accepted, f.Lane = e.Bind, e.Burnt, slices.Clone(e.Tried), e.LeftMS, e.Accepted, e.Lane
+	b.queue = append(b.queue, &message{
+		queue: core.Queue{Job: e.Job, Retry: true}, facts: f, seq: b.queueSeq, stored: b.w.stamp(),
+	})
+	b.w.Requeues++
+	return core.OK
+}
+
+// fetch takes up to n messages that are ready.
+func (b *Bus) fetch(q core.Queue, n int, who string) (out []*message, pending uint64) {
+	for _, m := range b.queue {
+		if m.queue != q || m.ready > b.w.Now || m.holder != "" && m.until > b.w.Now {
+			continue
+		}
+		if len(out) < n {
+			m.holder, m.until = who, b.w.Now+ackWait
+			m.copies++
+			out = append(out, m)
+			continue
+		}
+		pending++
+	}
+	return out, pending
+}
+
+func (b *Bus) ack(m *message) {
+	if i := slices.Index(b.queue, m); i >= 0 {
+		b.queue = slices.Delete(b.queue, i, i+1)
+	}
+}
+
+func (b *Bus) census() core.Jobs {
+	n := map[core.Queue]uint64{}
+	var order []core.Queue
+	for _, m := range b.queue {
+		if n[m.queue] == 0 {
+			order = append(order, m.queue)
+		}
+		n[m.queue]++
+	}
+	var j core.Jobs
+	for _, q := range order {
+		j.Queues = append(j.Queues, core.QueueDepth{Queue: q, Messages: n[q]})
+	}
+	return j
+}
+
+// swaps are complete views of every kind, as a follower reads them from the start.
+func (b *Bus) swaps() []core.ViewSwap {
+	r := core.ViewSwap{Kind: core.ViewReservations}
+	for _, k := range sorted(b.keys) {
+		r.Reservations = append(r.Reservations, *b.keys[k])
+	}
+	for _, k := range sorted(b.markers) {
+		r.Gone = append(r.Gone, *b.markers[k])
+	}
+	res := core.ViewSwap{Kind: core.ViewResults}
+	for _, k := range sorted(b.register) {
+		res.Answered = append(res.Answered, *b.register[k])
+	}
+	eng := core.ViewSwap{Kind: core.ViewEngines}
+	for _, k := range sorted(b.engines) {
+		eng.Engines = append(eng.Engines, *b.engines[k])
+	}
+	dis := core.ViewSwap{Kind: core.ViewDispatchers}
+	for _, k := range sorted(b.dispatchers) {
+		dis.Dispatchers = append(dis.Dispatchers, *b.dispatchers[k])
+	}
+	can := core.ViewSwap{Kind: core.ViewCancels}
+	for _, k := range sorted(b.cancels) {
+		can.Cancels = append(can.Cancels, *b.cancels[k])
+	}
+	return []core.ViewSwap{r, res, eng, dis, can, {Kind: core.ViewPools, Pool: b.pool}}
+}
+
+func sorted[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, strings.Compare)
+	return keys
+}
+
+// Queued names what waits in ROLLOUTS and RETRY, in order.
+func (b *Bus) Queued() []string {
+	var out []string
+	for _, m := range b.queue {
+		out = append(out, m.facts.Key())
+	}
+	return out
+}

@@ -1,0 +1,282 @@
+package core
+
+import (
+	"slices"
+	"time"
+
+	"github.com/rollbus/rollbus/dispatcher/policy"
+	"github.com/rollbus/rollbus/subjects"
+)
+
+// engine is what the core knows of one engine. Its sums change by insert and
+// remove of a held reservation alone (scenarios P9, P10): they cannot drift.
+//
+//	unknown --put--> live --15 s without renewal--> suspect --15 s more--> lost
+//	                  ^------------- put ----------------'------------------'
+//	live|suspect --goodbye--> lost
+//
+// Ages are counted on the contact clock.
+type engine struct {
+	name string
+	at   int // index in Core.names and Core.cands
+
+	reg      subjects.Engine
+	revision uint64        // of the registration
+	known    bool          // a registration was seen
+	gone     bool          // it said goodbye
+	renewed  time.Duration // contact clock
+	health   policy.State  // Ready stands for "live" here
+
+	seq  uint64 // last sequence seen under $KV.<reservations>.<engine>.>
+	held map[string]*held
+
+	requests int   // counted reservations: bound or external, of the current epoch
+	tokens   int64 // theirs
+
+	binding    *item   // the one bind in flight
+	assigned   []*item // decided behind it, at most maxAssigned
+	picked     uint64
+	load       subjects.Load
+	loadAt     time.Duration // when it came; < 0 = never
+	preemptBy  time.Duration // block ends
+	preemptSum int64         // last seen total
+	kvBlocked  bool
+	fuser      policy.Fuser
+}
+
+func (c *Core) engine(name string) *engine {
+	e := c.engines[name]
+	if e == nil {
+		e = &engine{name: name, held: map[string]*held{}, loadAt: -1, preemptSum: -1, renewed: c.contact.total}
+		c.engines[name] = e
+		c.reindex()
+	}
+	return e
+}
+
+// reindex keeps names and candidates in order; engines come and go rarely.
+func (c *Core) reindex() {
+	c.names = sortedKeys(c.engines)
+	c.cands = make([]policy.Candidate, len(c.names))
+	for i, n := range c.names {
+		e := c.engines[n]
+		e.at = i
+		c.refresh(e)
+	}
+}
+
+func (c *Core) putEngine(p EnginePut) {
+	e := c.engine(p.Engine.Engine)
+	if p.Revision < e.revision {
+		return // an older renewal, delivered again by a view made anew
+	}
+	fresh := !e.known || e.reg.Epoch != p.Epoch
+	age := min(c.server.since(p.Stored, c.now), c.t.Lost)
+	e.reg, e.known, e.gone, e.revision = p.Engine, true, false, p.Revision
+	e.renewed = c.contact.total - age
+	if fresh {
+		// A new life of the cache: nothing that was observed holds.
+		e.load, e.loadAt, e.preemptSum, e.preemptBy, e.kvBlocked = subjects.Load{}, -1, -1, 0, false
+		e.fuser = policy.Fuser{}
+		e.recount()
+	}
+	c.judge(e)
+	if c.frozen != 0 && slices.Contains(c.freezeFor, e.name) && e.health == policy.Ready {
+		c.frozen, c.freezeFor = 0, nil
+	}
+	c.refresh(e)
+}
+
+// recount sums what is held from nothing; needed when the epoch changes.
+func (e *engine) recount() {
+	e.requests, e.tokens = 0, 0
+	for _, h := range e.held {
+		h.counted = false
+	}
+	for _, h := range e.held {
+		e.countIn(h)
+	}
+}
+
+func (e *engine) countIn(h *held) {
+	live := h.State == subjects.StateExternal || h.State == subjects.StateBound && (!e.known || h.Epoch == e.reg.Epoch)
+	if live && !h.counted {
+		h.counted = true
+		e.requests++
+		e.tokens += int64(h.Tokens)
+	}
+}
+
+func (e *engine) countOut(h *held) {
+	if h.counted {
+		h.counted = false
+		e.requests--
+		e.tokens -= int64(h.Tokens)
+	}
+}
+
+func (c *Core) engineGone(g EngineGone) {
+	e := c.engines[g.Engine]
+	if e == nil || g.Revision < e.revision {
+		return
+	}
+	e.gone = true
+	e.load, e.loadAt = subjects.Load{}, -1
+	c.judge(e)
+	c.refresh(e)
+}
+
+// judge sets the engine's health from its age on the contact clock.
+func (c *Core) judge(e *engine) {
+	age := c.contact.total - e.renewed
+	switch {
+	case e.gone, age >= c.t.Lost:
+		e.health = policy.Down
+	case age >= c.t.Suspect, !e.known:
+		e.health = policy.Suspect
+	default:
+		e.health = policy.Ready
+	}
+}
+
+// lost tells whether work bound to the engine must be placed elsewhere.
+func (e *engine) lost() bool { return e.health == policy.Down }
+
+// recheck ages every engine and dispatcher, and freezes requeueing when many
+// engines fall silent at once: then NATS is suspected, not they.
+func (c *Core) recheck() {
+	var silent []string
+	members := 0
+	for _, n := range c.names {
+		e := c.engines[n]
+		before := e.health
+		c.judge(e)
+		if e.health != before {
+			c.refresh(e)
+		}
+		if e.known && !e.gone {
+			members++
+			age := c.contact.total - e.renewed
+			if age >= c.t.Suspect && age < 2*c.t.Suspect {
+				silent = append(silent, n)
+			}
+		}
+	}
+	if c.frozen == 0 && len(silent) >= 3 && 2*len(silent) >= members && !slices.Equal(silent, c.freezeFor) {
+		c.frozen, c.freezeFor = c.contact.total+c.t.FreezeMost, silent
+		c.count("requeue_freezes", "")
+	}
+	if c.frozen != 0 && c.contact.total >= c.frozen {
+		c.frozen = 0 // freezeFor stays: the same silence freezes once
+	}
+	c.forgetEngines()
+	c.countLive()
+}
+
+// forgetEngines drops engines that are lost and hold nothing, after a while.
+func (c *Core) forgetEngines() {
+	n := len(c.engines)
+	for _, name := range c.names {
+		e := c.engines[name]
+		if e.lost() && len(e.held) == 0 && e.binding == nil && c.contact.total-e.renewed > 4*c.t.Lost {
+			delete(c.engines, name)
+		}
+	}
+	if len(c.engines) != n {
+		c.reindex()
+	}
+}
+
+func (c *Core) putDispatcher(p DispatcherPut) {
+	if p.Dispatcher == c.cfg.Dispatcher {
+		return
+	}
+	c.others[p.Dispatcher] = c.contact.total - min(c.server.since(p.Stored, c.now), c.t.Lost)
+	c.countLive()
+}
+
+func (c *Core) countLive() {
+	c.live = append(c.live[:0], c.cfg.Dispatcher)
+	for d, at := range c.others {
+		switch age := c.contact.total - at; {
+		case age < c.t.Suspect:
+			c.live = append(c.live, d)
+		case age > 4*c.t.Lost:
+			delete(c.others, d)
+		}
+	}
+	slices.Sort(c.live)
+}
+
+func (c *Core) putLoad(l Load) {
+	e := c.engines[l.Engine]
+	if e == nil || !e.known || l.Epoch != e.reg.Epoch {
+		return // of another life, or of nobody we know
+	}
+	if e.loadAt >= 0 && l.Seq <= e.load.Seq {
+		return
+	}
+	e.load, e.loadAt = l.Load, c.now
+	var sum int64
+	told := false
+	for _, r := range l.Ranks {
+		if r.PreemptionsTotal != nil {
+			sum, told = sum+*r.PreemptionsTotal, true
+		}
+	}
+	if told {
+		if e.preemptSum >= 0 && sum > e.preemptSum {
+			e.preemptBy = c.now + c.t.PreemptionBlock
+		}
+		e.preemptSum = sum
+	}
+	c.refresh(e)
+}
+
+// refresh writes the engine's part of its candidate; what belongs to a request
+// or to the moment is filled in by place.
+func (c *Core) refresh(e *engine) {
+	if e.at >= len(c.cands) {
+		return
+	}
+	cand := &c.cands[e.at]
+	*cand = policy.Candidate{
+		Engine: e.name, Epoch: e.reg.Epoch, State: e.state(),
+		Model: e.reg.Model, LoRAs: e.reg.LoRAs, WeightVersion: e.reg.WeightVersion,
+		Slots: e.reg.Slots, Window: e.reg.Slots + c.settings.PrefetchSlots(),
+		ReservedRequests: e.requests, ReservedTokens: e.tokens,
+		LastPicked: e.picked, PreemptionBlockUntil: e.preemptBy, KVBlocked: e.kvBlocked,
+	}
+	if e.reg.MaxModelLen != nil {
+		cand.MaxModelLen = *e.reg.MaxModelLen
+	}
+	if e.reg.CapacityTokens != nil {
+		cand.CapacityTokens = *e.reg.CapacityTokens
+	}
+	if e.binding != nil {
+		cand.ReservedRequests++
+		cand.ReservedTokens += int64(e.binding.tokens)
+	}
+	for _, it := range e.assigned {
+		cand.ReservedRequests++
+		cand.ReservedTokens += int64(it.tokens)
+	}
+	c.dirty = true
+}
+
+func (e *engine) state() policy.State {
+	if e.health != policy.Ready {
+		return e.health
+	}
+	switch e.reg.State {
+	case subjects.EngineReady:
+		return policy.Ready
+	case subjects.EnginePaused:
+		return policy.Paused
+	case subjects.EngineDraining:
+		return policy.Draining
+	case subjects.EngineStale:
+		return policy.Stale
+	}
+	return policy.Down
+}
