@@ -332,3 +332,20 @@ func TestQuantilesAreNearestRank(t *testing.T) {
 		t.Errorf("of nothing: p50 %d, p99 %d; want 0", p50, p99)
 	}
 }
+
+func TestAWriteOverwrittenUnseenIsInferredFromTheGuardThatNamesIt(t *testing.T) {
+	pool, err := subjects.NewPool("p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := &subjects.Released{Engine: "e1", Job: "j", ID: "a", Bind: 1, Epoch: "x", Tokens: 100}
+	r := &Recorder{pool: pool, reservations: map[uint64]Reservation{2: {Revision: 2, Guard: 1, Released: gone}}}
+	h := r.History()
+	if len(h.Reservations) != 2 || !h.Reservations[0].Inferred || h.Reservations[0].Held.Key() != "j.a" || h.UnseenReservations != 0 {
+		t.Errorf("want the bind at revision 1 inferred and nothing unseen, got %+v with %d unseen", h.Reservations, h.UnseenReservations)
+	}
+	r.reservations = map[uint64]Reservation{3: {Revision: 3, Guard: 2, Released: gone}}
+	if h := r.History(); h.UnseenReservations != 1 {
+		t.Errorf("revision 1 is named by nothing: want 1 unseen, got %d", h.UnseenReservations)
+	}
+}
