@@ -119,3 +119,6 @@ func (r *Request) Lane() Lane {
 	}
 	return LaneNormal
 }
+
+// Key is the rollout's name, <job>.<id>.
+func (r *Request) Key() string { return RolloutKey(r.Job, r.ID) }

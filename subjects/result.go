@@ -99,3 +99,6 @@ type Route struct {
 	Dispatcher            string `json:"dispatcher,omitempty"`
 	PredictedCachedTokens *int   `json:"predicted_cached_tokens,omitempty"`
 }
+
+// Key is the rollout's name, <job>.<id>.
+func (r *Result) Key() string { return RolloutKey(r.Job, r.ID) }
