@@ -130,10 +130,15 @@ func (c *Core) bound(it *item, e *engine, a BindAnswer) {
 	if e.binding == it {
 		e.binding = nil // its load is the reservation's from here on
 	}
+	h := e.held[it.key()]
+	seen := h != nil && h.Revision >= a.Seq
 	c.putReservation(ReservationPut{
 		Held: it.held, Revision: a.Seq, Stored: stored,
 		TTLMS: it.held.LeftMS + subjects.ReservationGraceMS,
 	})
+	if h := e.held[it.key()]; h != nil && h.Revision == a.Seq && !seen {
+		h.unseen = true
+	}
 	c.freeEngine(e)
 	c.ack(it, "bound")
 }

@@ -280,3 +280,15 @@ func (e *engine) state() policy.State {
 	}
 	return policy.Down
 }
+
+// Reserved is what is reserved on an engine by every dispatcher, as this one
+// knows it; for consoles and tests.
+func (c *Core) Reserved(engineName string) (requests int, tokens int64) {
+	if e := c.engines[engineName]; e != nil {
+		return e.requests, e.tokens
+	}
+	return 0, 0
+}
+
+// InHand is how many messages are fetched and not yet given up.
+func (c *Core) InHand() int { return len(c.hand) }

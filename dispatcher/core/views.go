@@ -16,6 +16,7 @@ import (
 type held struct {
 	ReservationPut
 	counted bool // in its engine's sums
+	unseen  bool // known from our own bind's answer; the follower has not delivered it yet
 
 	cause  cause         // why it must end, none while its agent is at it
 	since  time.Duration // when the cause was first seen
@@ -96,8 +97,8 @@ func (c *Core) swapEngines(v ViewSwap) {
 	}
 }
 
-// swapReservations replaces the view. What is newer than the newest entry of
-// the new view is kept: our own binds may be ahead of it.
+// swapReservations replaces the view. Our own binds may be ahead of it: those
+// that no follower has delivered yet are kept.
 func (c *Core) swapReservations(v ViewSwap) {
 	var newest uint64
 	fresh := make(map[string]uint64, len(v.Reservations)) // subject -> revision
@@ -112,7 +113,7 @@ func (c *Core) swapReservations(v ViewSwap) {
 	var stale []*held
 	for _, hs := range c.held {
 		for _, h := range hs {
-			if h.Revision <= newest && fresh[h.Engine+"."+h.Key()] != h.Revision {
+			if fresh[h.Engine+"."+h.Key()] != h.Revision && !(h.unseen && h.Revision > newest) {
 				stale = append(stale, h)
 			}
 		}
@@ -157,6 +158,7 @@ func (c *Core) putReservation(r ReservationPut) {
 	key := r.Key()
 	if old := e.held[key]; old != nil {
 		if old.Revision >= r.Revision {
+			old.unseen = old.unseen && old.Revision != r.Revision
 			return
 		}
 		c.remove(old)
