@@ -43,6 +43,14 @@ type Facts struct {
 	Accepted int64 `json:"accepted,omitempty"`
 }
 
+// Requeued returns the facts with what a requeue adds taken from the headers
+// of its message in RETRY: FactsFromRequest knows the body only.
+func (f Facts) Requeued(from Facts) Facts {
+	f.Lane = from.Lane
+	f.Bind, f.Burnt, f.Tried, f.LeftMS, f.Accepted = from.Bind, from.Burnt, from.Tried, from.LeftMS, from.Accepted
+	return f
+}
+
 // Key is the rollout's name, <job>.<id>.
 func (f *Facts) Key() string { return RolloutKey(f.Job, f.ID) }
 
