@@ -33,7 +33,11 @@ func (c *Core) bindTo(it *item, e *engine) {
 		MaxAttempts: f.MaxAttempts, AttemptTimeoutMS: f.AttemptTimeoutMS,
 		Rank: f.Rank, PredictedCached: it.predict,
 	}
-	c.emit(Bind{Handle: it.h, Expected: it.expected, TTL: left + reservationGrace, Held: it.held})
+	ttl := left + reservationGrace
+	if it.ttl > 0 {
+		it.held.State, ttl = subjects.StateExternal, it.ttl
+	}
+	c.emit(Bind{Handle: it.h, Expected: it.expected, TTL: ttl, Held: it.held})
 }
 
 // reservationGrace is added to the time left in a reservation's TTL: what
@@ -134,13 +138,23 @@ func (c *Core) bound(it *item, e *engine, a BindAnswer) {
 	seen := h != nil && h.Revision >= a.Seq
 	c.putReservation(ReservationPut{
 		Held: it.held, Revision: a.Seq, Stored: stored,
-		TTLMS: it.held.LeftMS + subjects.ReservationGraceMS,
+		TTLMS: it.ttlMS(),
 	})
 	if h := e.held[it.key()]; h != nil && h.Revision == a.Seq && !seen {
 		h.unseen = true
 	}
+	if it.ttl > 0 {
+		c.emit(Granted{Handle: it.h, Held: it.held, Revision: a.Seq})
+	}
 	c.freeEngine(e)
 	c.ack(it, "bound")
+}
+
+func (it *item) ttlMS() int64 {
+	if it.ttl > 0 {
+		return it.ttl.Milliseconds()
+	}
+	return it.held.LeftMS + subjects.ReservationGraceMS
 }
 
 // ask reads the key and the register from the leader.
@@ -175,6 +189,11 @@ func (c *Core) leaderAnswer(a LeaderAnswer) {
 
 // answer writes the terminal answer of a message that never ran, then acks it.
 func (c *Core) answer(it *item, status subjects.Status, why subjects.ResultError) {
+	if it.ttl > 0 {
+		c.drop(it)
+		c.emit(Refused{Handle: it.h, Code: why.Code, Message: why.Message})
+		return
+	}
 	c.byKey[it.key()] = it
 	it.result = PublishResult{
 		Handle: it.h, Job: it.facts.Job, ID: it.facts.ID, Reader: it.facts.Reader, Attempt: it.facts.Bind,

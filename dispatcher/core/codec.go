@@ -33,11 +33,11 @@ func byName(of ...any) map[string]reflect.Type {
 
 var eventTypes = byName(Tick{}, ServerTime{}, Contact{}, ViewSwap{}, ReservationPut{}, ReservationGone{},
 	Answered{}, EnginePut{}, EngineGone{}, DispatcherPut{}, DispatcherGone{}, CancelPut{}, PoolPut{}, Jobs{},
-	Fetched{}, FetchDone{}, BindAnswer{}, LeaderAnswer{}, RetryAnswer{}, DeleteAnswer{}, ResultAnswer{},
+	Fetched{}, Acquire{}, FetchDone{}, BindAnswer{}, LeaderAnswer{}, RetryAnswer{}, DeleteAnswer{}, ResultAnswer{},
 	DeadAnswer{}, Load{}, Cache{}, Snapshot{}, Stop{})
 
 var effectTypes = byName(EnsureConsumer{}, Fetch{}, Bind{}, GetFromLeader{}, Retry{}, DeleteKey{},
-	PublishResult{}, PublishDead{}, Ack{}, NakDelay{}, AskSnapshot{}, Rebuild{}, Decision{}, Count{})
+	PublishResult{}, PublishDead{}, Ack{}, NakDelay{}, Granted{}, Refused{}, AskSnapshot{}, Rebuild{}, Decision{}, Count{})
 
 func encode(v any, now time.Duration) ([]byte, error) {
 	b, err := json.Marshal(v)

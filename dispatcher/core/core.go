@@ -157,6 +157,8 @@ func (c *Core) take(ev Event) {
 		c.putJobs(e)
 	case Fetched:
 		c.fetched(e)
+	case Acquire:
+		c.acquire(e)
 	case FetchDone:
 		c.fetchDone(e)
 	case BindAnswer:

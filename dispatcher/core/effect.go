@@ -103,6 +103,20 @@ type Ack struct {
 	Handle Handle `json:"handle"`
 }
 
+// Granted answers Acquire: the caller holds the key at Revision.
+type Granted struct {
+	Handle   Handle        `json:"handle"`
+	Held     subjects.Held `json:"held"`
+	Revision uint64        `json:"revision"`
+}
+
+// Refused answers Acquire: nothing is held.
+type Refused struct {
+	Handle  Handle `json:"handle"`
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
 // NakDelay gives a message back to its queue.
 type NakDelay struct {
 	Handle Handle        `json:"handle"`
@@ -162,6 +176,8 @@ func (PublishResult) effect()  {}
 func (PublishDead) effect()    {}
 func (Ack) effect()            {}
 func (NakDelay) effect()       {}
+func (Granted) effect()        {}
+func (Refused) effect()        {}
 func (AskSnapshot) effect()    {}
 func (Rebuild) effect()        {}
 func (Decision) effect()       {}

@@ -30,24 +30,18 @@ type engine struct {
 	seq  uint64 // last sequence seen under $KV.<reservations>.<engine>.>
 	held map[string]*held
 
-	requests int   // counted reservations: bound or external, of the current epoch
-	tokens   int64 // theirs
+	sum policy.Reserved // counted reservations: bound or external, of the current epoch
 
-	binding    *item   // the one bind in flight
-	assigned   []*item // decided behind it, at most maxAssigned
-	picked     uint64
-	load       subjects.Load
-	loadAt     time.Duration // when it came; < 0 = never
-	preemptBy  time.Duration // block ends
-	preemptSum int64         // last seen total
-	kvBlocked  bool
-	fuser      policy.Fuser
+	binding  *item   // the one bind in flight
+	assigned []*item // decided behind it, at most maxAssigned
+	picked   uint64
+	view     loadView
 }
 
 func (c *Core) engine(name string) *engine {
 	e := c.engines[name]
 	if e == nil {
-		e = &engine{name: name, held: map[string]*held{}, loadAt: -1, preemptSum: -1, renewed: c.contact.total}
+		e = &engine{name: name, held: map[string]*held{}, renewed: c.contact.total}
 		c.engines[name] = e
 		c.reindex()
 	}
@@ -76,8 +70,7 @@ func (c *Core) putEngine(p EnginePut) {
 	e.renewed = c.contact.total - age
 	if fresh {
 		// A new life of the cache: nothing that was observed holds.
-		e.load, e.loadAt, e.preemptSum, e.preemptBy, e.kvBlocked = subjects.Load{}, -1, -1, 0, false
-		e.fuser = policy.Fuser{}
+		e.view = loadView{}
 		e.recount()
 	}
 	c.judge(e)
@@ -89,7 +82,7 @@ func (c *Core) putEngine(p EnginePut) {
 
 // recount sums what is held from nothing; needed when the epoch changes.
 func (e *engine) recount() {
-	e.requests, e.tokens = 0, 0
+	e.sum, e.view.newer = policy.Reserved{}, policy.Reserved{}
 	for _, h := range e.held {
 		h.counted = false
 	}
@@ -102,17 +95,27 @@ func (e *engine) countIn(h *held) {
 	live := h.State == subjects.StateExternal || h.State == subjects.StateBound && (!e.known || h.Epoch == e.reg.Epoch)
 	if live && !h.counted {
 		h.counted = true
-		e.requests++
-		e.tokens += int64(h.Tokens)
+		add(&e.sum, h, 1)
+		if h.Revision > e.view.load.AppliedRevision {
+			add(&e.view.newer, h, 1)
+		}
 	}
 }
 
 func (e *engine) countOut(h *held) {
 	if h.counted {
 		h.counted = false
-		e.requests--
-		e.tokens -= int64(h.Tokens)
+		add(&e.sum, h, -1)
+		if h.Revision > e.view.load.AppliedRevision {
+			add(&e.view.newer, h, -1)
+		}
 	}
+}
+
+func add(r *policy.Reserved, h *held, sign int) {
+	r.Requests += sign
+	r.Tokens += int64(sign * h.Tokens)
+	r.PromptTokens += int64(sign * h.PromptTokens)
 }
 
 func (c *Core) engineGone(g EngineGone) {
@@ -121,7 +124,8 @@ func (c *Core) engineGone(g EngineGone) {
 		return
 	}
 	e.gone = true
-	e.load, e.loadAt = subjects.Load{}, -1
+	e.view = loadView{}
+	e.recount()
 	c.judge(e)
 	c.refresh(e)
 }
@@ -151,7 +155,7 @@ func (c *Core) recheck() {
 		e := c.engines[n]
 		before := e.health
 		c.judge(e)
-		if e.health != before {
+		if c.age(e) || e.health != before {
 			c.refresh(e)
 		}
 		if e.known && !e.gone {
@@ -208,31 +212,6 @@ func (c *Core) countLive() {
 	slices.Sort(c.live)
 }
 
-func (c *Core) putLoad(l Load) {
-	e := c.engines[l.Engine]
-	if e == nil || !e.known || l.Epoch != e.reg.Epoch {
-		return // of another life, or of nobody we know
-	}
-	if e.loadAt >= 0 && l.Seq <= e.load.Seq {
-		return
-	}
-	e.load, e.loadAt = l.Load, c.now
-	var sum int64
-	told := false
-	for _, r := range l.Ranks {
-		if r.PreemptionsTotal != nil {
-			sum, told = sum+*r.PreemptionsTotal, true
-		}
-	}
-	if told {
-		if e.preemptSum >= 0 && sum > e.preemptSum {
-			e.preemptBy = c.now + c.t.PreemptionBlock
-		}
-		e.preemptSum = sum
-	}
-	c.refresh(e)
-}
-
 // refresh writes the engine's part of its candidate; what belongs to a request
 // or to the moment is filled in by place.
 func (c *Core) refresh(e *engine) {
@@ -241,11 +220,12 @@ func (c *Core) refresh(e *engine) {
 	}
 	cand := &c.cands[e.at]
 	*cand = policy.Candidate{
-		Engine: e.name, Epoch: e.reg.Epoch, State: e.state(),
-		Model: e.reg.Model, LoRAs: e.reg.LoRAs, WeightVersion: e.reg.WeightVersion,
+		Engine: e.name, NameHash: policy.HashName(e.name), Epoch: e.reg.Epoch, State: e.state(),
+		Model: e.reg.Model, LoRAs: e.reg.LoRAs, WeightVersion: e.reg.WeightVersion, Ranks: e.reg.Ranks,
 		Slots: e.reg.Slots, Window: e.reg.Slots + c.settings.PrefetchSlots(),
-		ReservedRequests: e.requests, ReservedTokens: e.tokens,
-		LastPicked: e.picked, PreemptionBlockUntil: e.preemptBy, KVBlocked: e.kvBlocked,
+		ReservedRequests: e.sum.Requests, ReservedTokens: e.sum.Tokens, ReservedPromptTokens: e.sum.PromptTokens,
+		LastPicked: e.picked, PreemptionBlockUntil: e.view.preempted, KVBlocked: e.view.kvBlocked,
+		Observed: e.observed(),
 	}
 	if e.reg.MaxModelLen != nil {
 		cand.MaxModelLen = *e.reg.MaxModelLen
@@ -254,14 +234,28 @@ func (c *Core) refresh(e *engine) {
 		cand.CapacityTokens = *e.reg.CapacityTokens
 	}
 	if e.binding != nil {
-		cand.ReservedRequests++
-		cand.ReservedTokens += int64(e.binding.tokens)
+		e.undecided(cand, e.binding)
 	}
 	for _, it := range e.assigned {
-		cand.ReservedRequests++
-		cand.ReservedTokens += int64(it.tokens)
+		e.undecided(cand, it)
 	}
 	c.dirty = true
+}
+
+// undecided counts what is on its way to the engine, in the sums and, since no
+// report can know of it, in what is newer than the report.
+func (e *engine) undecided(cand *policy.Candidate, it *item) {
+	cand.ReservedRequests++
+	cand.ReservedTokens += int64(it.tokens)
+	cand.ReservedPromptTokens += int64(it.facts.PromptTokens)
+	if o := cand.Observed; o != nil {
+		o.NewerRequests++
+		o.NewerTokens += int64(it.tokens)
+		o.NewerPrefillTokens += int64(it.facts.PromptTokens)
+		if o.UsedTokens >= 0 {
+			o.UsedTokens += int64(it.tokens)
+		}
+	}
 }
 
 func (e *engine) state() policy.State {
@@ -285,7 +279,7 @@ func (e *engine) state() policy.State {
 // knows it; for consoles and tests.
 func (c *Core) Reserved(engineName string) (requests int, tokens int64) {
 	if e := c.engines[engineName]; e != nil {
-		return e.requests, e.tokens
+		return e.sum.Requests, e.sum.Tokens
 	}
 	return 0, 0
 }

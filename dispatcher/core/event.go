@@ -162,6 +162,14 @@ type Bad struct {
 	Message string `json:"message"`
 }
 
+// Acquire asks for a reservation that a caller outside holds itself: the
+// balancer interface. It is answered by Granted or Refused under its handle.
+type Acquire struct {
+	Handle Handle         `json:"handle"`
+	Facts  subjects.Facts `json:"facts"`
+	TTLMS  int64          `json:"ttl_ms"` // the caller renews it before that
+}
+
 // FetchDone ends a Fetch: no more messages come of it.
 type FetchDone struct {
 	Queue     Queue  `json:"queue"`
@@ -293,6 +301,7 @@ func (PoolPut) event()         {}
 func (Jobs) event()            {}
 func (Fetched) event()         {}
 func (FetchDone) event()       {}
+func (Acquire) event()         {}
 func (BindAnswer) event()      {}
 func (LeaderAnswer) event()    {}
 func (RetryAnswer) event()     {}

@@ -25,6 +25,7 @@ type item struct {
 	lane   int
 	at     time.Duration // fetched
 	stage  itemStage
+	ttl    time.Duration // > 0: an Acquire, no message; its reservation lives that long
 
 	bind     int // number of the last bind tried
 	tokens   int // reserved if bound now
@@ -221,12 +222,22 @@ func (c *Core) drop(it *item) {
 
 func (c *Core) ack(it *item, why string) {
 	c.drop(it)
+	if it.ttl > 0 {
+		if why != "bound" {
+			c.emit(Refused{Handle: it.h, Code: why, Message: "rollout " + it.key() + " is " + why + " already: acquire each request once"})
+		}
+		return
+	}
 	c.emit(Ack{Handle: it.h})
 	c.count("acks", why)
 }
 
 func (c *Core) nak(it *item, delay time.Duration) {
 	c.drop(it)
+	if it.ttl > 0 {
+		c.emit(Refused{Handle: it.h, Code: "unavailable", Message: "no engine can take the request now: try again"})
+		return
+	}
 	c.emit(NakDelay{Handle: it.h, Delay: delay})
 	if q := c.queues[it.queue]; q != nil {
 		q.backlog++
@@ -402,12 +413,13 @@ func (c *Core) decide(it *item) int {
 			Rollout: it.key(), Model: f.Model, LoRA: f.LoRA,
 			PromptTokens: f.PromptTokens, MaxTokens: f.MaxTokens, ExpectedTokens: expected,
 			BlockTokens: c.settings.BlockTokens, Affinity: cmp.Or(f.Affinity, f.Group),
-			WeightMin: f.WeightMin, WeightExact: f.WeightExact, Tried: f.Tried, Rank: f.Rank,
+			WeightMin: f.WeightMin, WeightExact: f.WeightExact, Tried: f.Tried, Rank: f.Rank, Waited: c.now - it.at,
 		},
 		Candidates: c.cands,
 	}
-	c.observe(&in)
+	undo := c.mark(f)
 	at := c.decider.Decide(&in, &c.rec)
+	undo()
 	it.reason, it.policy = string(c.rec.Reason), c.rec.Policy
 	return at
 }

@@ -139,7 +139,9 @@ func TestARetryAvoidsTheEnginesThatWereTried(t *testing.T) {
 	settle(w)
 	w.Bus.Submit(request("j", 1))
 	for range 2 {
-		w.Run(10*time.Second, func() bool { return slices.ContainsFunc(nodes(w), func(n *sim.Node) bool { return len(n.Running()) > 0 }) })
+		w.Run(10*time.Second, func() bool {
+			return slices.ContainsFunc(nodes(w), func(n *sim.Node) bool { return len(n.Running()) > 0 })
+		})
 		for _, n := range nodes(w) {
 			n.Return("j.0001", "failed", 1)
 		}
