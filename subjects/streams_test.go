@@ -181,3 +181,82 @@ func wrongSequence(err error) bool {
 	api, ok := errors.AsType[*jetstream.APIError](err)
 	return ok && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence
 }
+
+func TestEveryConsumerOfTheWireIsTakenAsItIs(t *testing.T) {
+	_, js := startNATS(t)
+	ctx := testContext(t)
+	p := pool(t, "p")
+	if err := subjects.Ensure(ctx, js, p, subjects.Layout{Budget: 128 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	res := subjects.BucketStream(p.Bucket(subjects.Reservations))
+	for _, c := range []struct {
+		stream string
+		config jetstream.ConsumerConfig
+	}{
+		{p.Rollouts(), p.RolloutsConsumer("j", subjects.LaneNormal)},
+		{p.Rollouts(), p.RolloutsConsumer("j", subjects.LaneBatch)},
+		{p.Retry(), p.RetryConsumer("j")},
+		{p.Results(), p.TrainerConsumer("j", "main")},
+		{res, p.AgentConsumer("e1")},
+		{res, subjects.FollowerConsumer("f-d1-reservations-1", subjects.BucketSubject(p.Bucket(subjects.Reservations), ">"), true)},
+		{p.Results(), subjects.FollowerConsumer("f-d1-results-1", p.ResultFilter("", ""), true)},
+	} {
+		// Twice: whoever comes second finds it.
+		for range 2 {
+			got, err := js.CreateConsumer(ctx, c.stream, c.config)
+			if err != nil {
+				t.Fatalf("%s on %s: %v", c.config.Durable+c.config.Name, c.stream, err)
+			}
+			info := got.CachedInfo()
+			if info.Config.MaxAckPending != c.config.MaxAckPending && c.config.MaxAckPending != 0 || info.Config.FilterSubject != c.config.FilterSubject {
+				t.Errorf("%s on %s became %+v", info.Name, c.stream, info.Config)
+			}
+		}
+	}
+}
+
+func TestSubmitRetryAndResultAreRecordedButNotTheirReceipt(t *testing.T) {
+	_, js := startNATS(t)
+	ctx := testContext(t)
+	p := pool(t, "p")
+	if err := subjects.Ensure(ctx, js, p, subjects.Layout{Budget: 128 << 20, Record: true}); err != nil {
+		t.Fatal(err)
+	}
+	publish := func(subject string, body string, opts ...jetstream.PublishOpt) uint64 {
+		t.Helper()
+		ack, err := js.Publish(ctx, subject, []byte(body), opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ack.Sequence
+	}
+	publish(p.Submit("j", subjects.LaneNormal), "submit", jetstream.WithMsgID("j.1"))
+	publish(p.RetrySubject("j"), "retry", jetstream.WithMsgID("j.1#2"))
+	seq := publish(p.Result("j", "main", "1"), "result", jetstream.WithExpectLastSequencePerSubject(0))
+	publish(p.Result("j", "main", "1"), "", jetstream.WithExpectLastSequencePerSubject(seq), jetstream.WithMsgTTL(time.Hour))
+	// The server republishes in order from one stream: what comes after the
+	// receipt on the same stream is the proof that it was passed over.
+	publish(p.Result("j", "main", "2"), "after", jetstream.WithExpectLastSequencePerSubject(0))
+
+	cons, err := js.OrderedConsumer(ctx, p.Record(), jetstream.OrderedConsumerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for range 4 {
+		m, err := cons.Next(jetstream.FetchContext(ctx))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got[m.Subject()] += string(m.Data())
+	}
+	base := p.RecordPrefix()
+	for subject, want := range map[string]string{
+		base + ".submit.j.normal": "submit", base + ".retry.j": "retry", base + ".result.j.main.1": "result", base + ".result.j.main.2": "after",
+	} {
+		if got[subject] != want {
+			t.Errorf("%s holds %q, want %q", subject, got[subject], want)
+		}
+	}
+}

@@ -1,5 +1,10 @@
 package subjects
 
+import (
+	"crypto/sha256"
+	"encoding/hex"
+)
+
 // EngineState is what an agent says of its engine.
 type EngineState string
 
@@ -63,12 +68,18 @@ type Cancel struct {
 	At            int64  `json:"at"` // unix ms of whoever asked; for people only
 }
 
-// Key is the cancel's key in its bucket.
+// Key is the cancel's key in its bucket. Values that cannot stand in a key
+// (groups and trajectories are free strings) stand as "_" and their hash.
 func (c Cancel) Key() string {
 	if c.Kind == CancelJob {
 		return c.Kind + "." + c.Job
 	}
-	return c.Kind + "." + c.Job + "." + c.Value
+	v := c.Value
+	if CheckToken("value", v) != nil {
+		sum := sha256.Sum256([]byte(v))
+		v = "_" + hex.EncodeToString(sum[:16])
+	}
+	return c.Kind + "." + c.Job + "." + v
 }
 
 // Load is one snapshot of an engine's load. A nil number is unknown, never zero.
