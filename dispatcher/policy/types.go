@@ -7,35 +7,49 @@ import "time"
 type Candidate struct {
 	Engine string
 	Epoch  string
+	// NameHash is HashName(Engine), kept by whoever keeps the candidate so that
+	// ties cost no hashing; 0 = computed when needed.
+	NameHash uint64
 
 	// Eligibility.
 	State          State
-	Model          string
+	Model          string // empty = the engine did not say: any request may try it
 	LoRAs          []string
 	WeightVersion  *int64
 	MaxModelLen    int   // tokens; 0 = unknown
 	CapacityTokens int64 // KV tokens; 0 = unknown
+	Ranks          int   // data-parallel ranks; 0 = 1. A request lives on one of them
 	Slots          int   // requests that run at once
 	Window         int   // requests that may be bound: slots + prefetch
 
 	// What is reserved here by every dispatcher, undecided binds of this one included.
-	ReservedRequests int
-	ReservedTokens   int64
+	ReservedRequests     int
+	ReservedTokens       int64 // prompt + expected output
+	ReservedPromptTokens int64 // the prompts' part of ReservedTokens; 0 = not told apart
+
+	// Rates from the engine's profile, used while it reports none. Tokens a
+	// second, all ranks together; 0 = no profile.
+	ProfileDecodeTokS  float64
+	ProfilePrefillTokS float64
 
 	// Observed is the engine's own picture, already complete and fresh, or nil.
 	Observed *Observed
 
 	// Prefix match of this request in the engine's cache, tokens by tier.
 	// MatchKnown is false when the cache view of the engine may not be trusted.
-	MatchKnown           bool
-	MatchApproximate     bool
-	MatchGPU             int
-	MatchCPU             int
-	MatchSSD             int
-	Sticky               bool   // the trajectory's or group's last engine
-	LastPicked           uint64 // number of this dispatcher's decision that last chose it; 0 = never
+	MatchKnown       bool
+	MatchApproximate bool
+	MatchGPU         int
+	MatchCPU         int
+	MatchSSD         int
+
+	Sticky      bool   // the trajectory's or group's last engine
+	StickyGroup bool   // and it was found by the group, not by the trajectory
+	KeyInFlight int    // reservations of this request's own trajectory, group or affinity here
+	LastPicked  uint64 // number of this dispatcher's decision that last chose it; 0 = never
+
 	PreemptionBlockUntil time.Duration
-	KVBlocked            bool // hysteresis state, kept by the core between decisions
+	KVBlocked            bool // hysteresis state, kept by the core between decisions: Settings.KVGate
 }
 
 // State of an engine as far as eligibility goes.
@@ -52,7 +66,7 @@ const (
 )
 
 // Observed is a complete, fresh, well-formed picture of an engine's load,
-// summed over its ranks, worst rank beside it.
+// summed over its ranks, worst rank beside it. Judge makes one.
 type Observed struct {
 	Running               int
 	Waiting               int
@@ -62,9 +76,11 @@ type Observed struct {
 	MaxRunning            int     // summed over ranks; 0 = unknown
 	DecodeTokS            float64 // 0 = unknown
 	PrefillTokS           float64 // 0 = unknown
+	ExternalRequests      int     // on the engine and reserved by nobody: direct clients. 0 = none known
 	NewerRequests         int     // reservations newer than the sample
 	NewerTokens           int64
 	NewerPrefillTokens    int64
+	RanksAssumed          bool // the engine did not say how many ranks it has: those seen were taken for all
 }
 
 // Request is what a decision knows of the work.
@@ -81,6 +97,7 @@ type Request struct {
 	WeightExact    *int64
 	Tried          []string // engines excluded, unless that leaves none
 	Rank           *int
+	Waited         time.Duration // since it came into hand; bounds what a policy may ask it to wait
 }
 
 // Input of one decision.

@@ -1,0 +1,219 @@
+package policy
+
+import (
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// projectedTime is S3: the seconds until the request would have its first token
+// and its fair share of the engine; least wins.
+//
+//	queue   = (waiting + newly reserved output) / decode + their prompts / prefill
+//	active  = running output still to make / decode
+//	prefill = max(0, prompt - credit) / prefill
+//	barrier = barrier x k / (1 - k), k = occupancy with this request, at most 0.999
+//
+// On reservations alone (basis reserved) the same is computed from them, and no
+// cached prefix is credited: load decides, since an engine that does not report
+// its load may be the one that everybody's prefix sits on.
+type projectedTime struct{}
+
+// times are the addends of one candidate, seconds.
+type times struct{ queue, active, prefill, barrier float64 }
+
+func (t times) load() float64 { return t.queue + t.active + t.barrier }
+func (t times) all() float64  { return t.load() + t.prefill }
+
+const maxOccupancy = 0.999
+
+func (p *projectedTime) score(r *round) {
+	out := r.grow()
+	r.load = growTo(r.load, len(out))
+	for k, i := range r.adm {
+		t := r.times(&r.in.Candidates[i])
+		out[k], r.load[k] = t.all(), t.load()
+	}
+}
+
+func (r *round) times(c *Candidate) times {
+	decode, prefill := r.rates(c)
+	var t times
+	if r.basis == BasisEngine {
+		t.queue, t.active = r.observedWork(c, decode, prefill)
+	} else {
+		t.queue, t.active = r.reservedWork(c, decode, prefill)
+	}
+	t.prefill = max(0, float64(r.in.Request.PromptTokens)-r.credit(c)) / prefill
+	t.barrier = r.barrier(c)
+	return t
+}
+
+// rates of an engine, tokens/s: its own if it reports one, held within
+// rate_bound of its profile or the pool's default, else those.
+func (r *round) rates(c *Candidate) (decode, prefill float64) {
+	decode, prefill = c.ProfileDecodeTokS, c.ProfilePrefillTokS
+	if !(decode > 0) {
+		decode = r.s.DecodeTokS
+	}
+	if !(prefill > 0) {
+		prefill = r.s.PrefillTokS
+	}
+	if r.basis == BasisEngine {
+		o := c.Observed
+		decode = bounded(o.DecodeTokS, decode, r.s.RateBound)
+		prefill = bounded(o.PrefillTokS, prefill, r.s.RateBound)
+	}
+	return decode, prefill
+}
+
+func bounded(own, reference, bound float64) float64 {
+	if !(own > 0) {
+		return reference
+	}
+	return min(max(own, reference/bound), float64(reference*bound))
+}
+
+// output is what one request of this engine is expected to make: the mean of
+// what is reserved there, else this request's own.
+func (r *round) output(c *Candidate) float64 {
+	if c.ReservedRequests > 0 && c.ReservedPromptTokens > 0 {
+		return max(1, float64(c.ReservedTokens-c.ReservedPromptTokens)/float64(c.ReservedRequests))
+	}
+	return float64(max(1, r.in.Request.ExpectedTokens))
+}
+
+func (r *round) observedWork(c *Candidate, decode, prefill float64) (queue, active float64) {
+	o := c.Observed
+	output := r.output(c)
+	// What is reserved and not yet seen by the engine waits too.
+	hidden := max(0, c.ReservedRequests-o.Running-o.Waiting-o.NewerRequests)
+	tokens := float64(float64(o.Waiting+hidden)*output) + float64(max(0, o.NewerTokens-o.NewerPrefillTokens))
+	prompts := float64(o.NewerPrefillTokens)
+	if r.uncached {
+		prompts += float64(o.WaitingUncachedTokens)
+	} else if c.ReservedRequests > 0 {
+		prompts += float64(float64(o.Waiting+hidden) * (float64(c.ReservedPromptTokens) / float64(c.ReservedRequests)))
+	}
+	queue = tokens/decode + prompts/prefill
+	active = float64(float64(o.Running)*float64(output*r.s.ActiveShare)) / decode
+	return queue, active
+}
+
+// reservedWork takes as many reservations for running as there are slots.
+func (r *round) reservedWork(c *Candidate, decode, prefill float64) (queue, active float64) {
+	if c.ReservedRequests <= 0 {
+		return 0, 0
+	}
+	runs := min(1, float64(max(0, c.Slots))/float64(c.ReservedRequests))
+	prompts := float64(c.ReservedPromptTokens)
+	output := max(0, float64(c.ReservedTokens)-prompts)
+	queue = float64(output*(1-runs))/decode + float64(prompts*(1-runs))/prefill
+	active = float64(output*float64(runs*r.s.ActiveShare)) / decode
+	return queue, active
+}
+
+// credit is how many tokens of the prompt need no prefill there.
+func (r *round) credit(c *Candidate) float64 {
+	if r.basis != BasisEngine || !c.MatchKnown || c.MatchApproximate && !r.s.ApproximateCredit {
+		return 0
+	}
+	return float64(c.MatchGPU) + float64(r.s.CreditCPU*float64(c.MatchCPU)) + float64(r.s.CreditSSD*float64(c.MatchSSD))
+}
+
+// barrier keeps work from an engine whose KV is nearly full. It needs every
+// candidate's capacity, or the fullest rank's usage of all.
+func (r *round) barrier(c *Candidate) float64 {
+	if !r.capacity {
+		return 0
+	}
+	own := float64(r.in.Request.PromptTokens + max(0, r.in.Request.ExpectedTokens))
+	capacity := float64(c.CapacityTokens)
+	k := (float64(r.tokens(c)) + own) / capacity
+	if r.kv {
+		k = max(k, c.Observed.KVUsageWorst+own/float64(c.rankCapacity()))
+	}
+	k = min(max(0, k), maxOccupancy)
+	return float64(r.s.Barrier*k) / (1 - k)
+}
+
+func (p *projectedTime) pick(r *round) (int, Reason) {
+	k := r.tie(r.score, r.limit(r.best))
+	if r.basis != BasisEngine {
+		return k, ReasonNoTelemetry
+	}
+	least := leastOf(r.load)
+	if r.load[k] > r.limit(least) && r.credit(&r.in.Candidates[r.adm[k]]) > 0 {
+		return k, ReasonPrefixCredit
+	}
+	return k, ReasonLeastTime
+}
+
+// limit is up to where a time is as good as the best.
+func (r *round) limit(best float64) float64 { return best + float64(best*r.s.TieRatio) }
+
+func leastOf(values []float64) float64 {
+	least := values[0]
+	for _, v := range values[1:] {
+		least = min(least, v)
+	}
+	return least
+}
+
+// escape takes the load-only winner when the winner's load is out of proportion.
+func (p *projectedTime) escape(r *round, k int) (int, bool) {
+	least := leastOf(r.load)
+	if r.load[k] <= float64(r.s.EscapeRatio*least)+r.s.EscapeFloor {
+		return k, false
+	}
+	return r.tie(r.load, r.limit(least)), true
+}
+
+// wait looks for a full engine that would be free soon and so much quicker then
+// that waiting for it beats the winner.
+func (p *projectedTime) wait(r *round, k int) (candidate int, span time.Duration, ok bool) {
+	left := r.left()
+	if left <= 0 || r.basis != BasisEngine || r.count[FilterWindow] == 0 {
+		return -1, 0, false
+	}
+	candidate = -1
+	best := r.score[k]
+	var top uint64
+	key := xxhash.Sum64String(r.in.Request.Affinity)
+	for i, f := range r.filter {
+		c := &r.in.Candidates[i]
+		if f != FilterWindow || r.credit(c) <= 0 {
+			continue
+		}
+		t := r.times(c)
+		decode, _ := r.rates(c)
+		// One of them ends, on average, each output / decode seconds.
+		over := c.ReservedRequests + c.Observed.ExternalRequests - c.Window + 1
+		free := float64(r.output(c)*float64(max(1, over))) / decode
+		if free > left.Seconds() || t.load() > float64(r.s.EscapeRatio*leastOf(r.load))+r.s.EscapeFloor {
+			continue
+		}
+		total := free + t.all()
+		if h := rank(key, c.hash()); total < best || total == best && candidate >= 0 && h > top {
+			best, candidate, top = total, i, h
+			span = time.Duration(float64(free * float64(time.Second)))
+		}
+	}
+	return candidate, span, candidate >= 0
+}
+
+func (p *projectedTime) explain(r *round, k int, out *Scored) {
+	t := r.times(&r.in.Candidates[r.adm[k]])
+	out.part(PartQueue, t.queue)
+	out.part(PartActive, t.active)
+	out.part(PartPrefill, t.prefill)
+	out.part(PartBarrier, t.barrier)
+	out.Cached = min(r.credit(&r.in.Candidates[r.adm[k]]), float64(r.in.Request.PromptTokens))
+}
+
+func growTo(s []float64, n int) []float64 {
+	if cap(s) < n {
+		return make([]float64, n)
+	}
+	return s[:n]
+}
