@@ -1,0 +1,70 @@
+# rollbus. `make help` lists the targets; every command here also works by hand.
+SHELL         := bash
+.SHELLFLAGS   := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+GO            ?= go
+VERSION       ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS       := -s -w -X main.version=$(VERSION)
+GOLANGCI_LINT ?= $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+SHARED        ?= ../shared
+FUZZTIME      ?= 5s
+
+# Where data races would hurt, and tests are quick enough to look for them.
+RACE_PACKAGES := ./kvstate/... ./dispatcher/... ./workeragent/... ./client/... ./bench/checker/...
+
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build bin/rollbus, static, with its version
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/rollbus ./cmd/rollbus
+
+.PHONY: demo
+demo: ## Replay a trace through a whole pool in one process (half a minute)
+	$(GO) run ./cmd/rollbus demo
+
+.PHONY: test
+test: ## Every test that needs nothing but this repository (under 5 minutes)
+	$(GO) test -timeout 5m ./...
+
+.PHONY: test-shared
+test-shared: ## Tests on real traces and captures in SHARED (../shared)
+	@test -d '$(SHARED)/data' || { echo "make test-shared: $(SHARED)/data is not there: put the recorded traces and captures there, or name their folder with SHARED=<folder>" >&2; exit 1; }
+	@dirs=$$(git ls-files --cached --others --exclude-standard '*_test.go' | xargs grep -l '^//go:build shared' | xargs -r -n1 dirname | sort -u | sed 's|^|./|'); \
+	[[ -n $$dirs ]] || { echo "make test-shared: no test with the build tag shared" >&2; exit 1; }; \
+	SHARED_DIR='$(abspath $(SHARED))' $(GO) test -tags shared -timeout 10m $$dirs
+
+.PHONY: race
+race: ## The race detector where it pays
+	$(GO) test -race -timeout 15m $(RACE_PACKAGES)
+
+.PHONY: lint
+lint: fmt-check vet ## Formatting, vet and golangci-lint
+	$(GOLANGCI_LINT) run ./...
+
+.PHONY: fmt-check
+fmt-check: ## Fail if gofmt would change a file
+	@out=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); \
+	if [[ -n $$out ]]; then echo "gofmt would change:" >&2; echo "$$out" >&2; exit 1; fi
+
+.PHONY: vet
+vet: ## go vet, with every build tag
+	$(GO) vet ./...
+	$(GO) vet -tags shared ./...
+
+.PHONY: fuzz-short
+fuzz-short: ## Each fuzz target for FUZZTIME (5s)
+	@found=0; \
+	for dir in $$(git ls-files --cached --others --exclude-standard '*_test.go' | xargs grep -l '^func Fuzz' | xargs -n1 dirname | sort -u); do \
+	  for target in $$(grep -ho '^func Fuzz[A-Za-z0-9_]*' $$dir/*_test.go | sed 's/^func //' | sort -u); do \
+	    found=1; echo "== $$dir $$target"; \
+	    $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) "./$$dir"; \
+	  done; \
+	done; \
+	if [[ $$found == 0 ]]; then echo "make fuzz-short: no fuzz target found" >&2; exit 1; fi
+
+.PHONY: ci
+ci: ## What continuous integration runs
+	.ci/run
