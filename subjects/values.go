@@ -110,3 +110,15 @@ type RankLoad struct {
 	PrefillTokS           *float64 `json:"prefill_tok_s"`
 	PreemptionsTotal      *int64   `json:"preemptions_total"`
 }
+
+// Delta is a piece of streamed output, on the tokens subject of its rollout.
+// Deltas are not kept: what matters is the result. A higher Bind starts the
+// output anew; a gap in Seq means that some were lost.
+type Delta struct {
+	SchemaVersion int      `json:"schema_version"`
+	Bind          int      `json:"bind"` // attempt that produces it
+	Seq           int      `json:"seq"`  // from 0 in each attempt
+	TokenIDs      []uint32 `json:"token_ids,omitempty"`
+	Text          string   `json:"text,omitempty"`
+	Last          bool     `json:"last,omitempty"` // this attempt ends here; the answer follows, or another attempt
+}
