@@ -10,6 +10,7 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
 
 	"github.com/rollbus/rollbus/subjects"
 )
@@ -88,6 +89,9 @@ type Outcome struct {
 	WeightVersion string
 	Segments      []subjects.Segment // where the engine tells them
 	TTFTMS, RunMS float64
-	Code          string // of an error, machine-readable
-	Message       string // for people; never a prompt
+	// Extra are fields of the answer that have no place here, as the engine
+	// spelled them: tool_calls, reasoning_content, stop_reason.
+	Extra   map[string]json.RawMessage
+	Code    string // of an error, machine-readable
+	Message string // for people; never a prompt
 }

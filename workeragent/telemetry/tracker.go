@@ -1,0 +1,268 @@
+package telemetry
+
+import (
+	"math"
+	"time"
+
+	"github.com/rollbus/rollbus/subjects"
+)
+
+// TrackerConfig are the times of a Tracker; zero = the default.
+type TrackerConfig struct {
+	// RateWindow is the time constant of the rates' moving average. Default 10 s.
+	RateWindow time.Duration
+	// FrozenAfter: gauges that show work while nothing is in flight and nothing
+	// moved for so long are taken for frozen. Default 10 s.
+	FrozenAfter time.Duration
+	// WedgedAfter: a queue, nothing running and no counter moving for so long
+	// is a wedged scheduler, whatever its /health says. Default 30 s.
+	WedgedAfter time.Duration
+}
+
+func (c TrackerConfig) withDefaults() TrackerConfig {
+	set := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
+	}
+	set(&c.RateWindow, 10*time.Second)
+	set(&c.FrozenAfter, 10*time.Second)
+	set(&c.WedgedAfter, 30*time.Second)
+	return c
+}
+
+// Tracker puts the samples of one engine in a row. It is not safe for
+// concurrent use; one goroutine polls one engine.
+type Tracker struct {
+	cfg     TrackerConfig
+	ranks   map[int]*history
+	totals  Counters
+	started *float64
+	seen    bool
+	at      time.Duration // of the last sample
+	moved   time.Duration // when anything last changed
+}
+
+type history struct {
+	last            Rank
+	decode, prefill average
+}
+
+// average is an exponential one over time; its zero value knows nothing.
+type average struct {
+	v     float64
+	known bool
+}
+
+func (a *average) add(x float64, dt, window time.Duration) {
+	if !a.known {
+		a.v, a.known = x, true
+		return
+	}
+	w := 1 - math.Exp(-dt.Seconds()/window.Seconds())
+	a.v += w * (x - a.v)
+}
+
+func (a *average) value() *float64 {
+	if !a.known {
+		return nil
+	}
+	v := a.v
+	return &v
+}
+
+// Reading is what a sample means after those before it.
+type Reading struct {
+	// Load has source, ranks and advertised ranks; whoever publishes it adds
+	// engine, epoch, sequence, age and interval.
+	Load      subjects.Load
+	Complete  bool
+	Restarted bool  // the engine's process is another one than before
+	Preempted int64 // preemptions since the sample before; never negative
+	Frozen    bool  // the gauges show work that is not there; one request refreshes them
+	Wedged    bool  // work waits, nothing runs, nothing moves
+	Asleep    bool  // the engine's cache is gone
+	Problems  []Problem
+}
+
+// NewTracker starts with nothing known.
+func NewTracker(cfg TrackerConfig) *Tracker {
+	return &Tracker{cfg: cfg.withDefaults(), ranks: map[int]*history{}}
+}
+
+// Observe takes the next sample, received at time at (monotonic, since any
+// fixed point), while inFlight runs of this agent were at the engine.
+func (t *Tracker) Observe(s Sample, at time.Duration, inFlight int) Reading {
+	r := Reading{Complete: s.Complete(), Problems: s.Problems, Asleep: s.Awake != nil && !*s.Awake}
+	r.Restarted = t.restarted(s)
+	if r.Restarted {
+		clear(t.ranks)
+		t.totals = Counters{}
+	}
+	dt := at - t.at
+	moved := !t.seen || r.Restarted || !equalCounters(t.totals, s.Totals)
+	for i := range s.Ranks {
+		rank := &s.Ranks[i]
+		h := t.ranks[rank.Rank]
+		if h == nil {
+			h, moved = &history{}, true
+			t.ranks[rank.Rank] = h
+			if r.Restarted && rank.Preemptions != nil {
+				r.Preempted += *rank.Preemptions // all of them are new
+			}
+		} else {
+			moved = moved || !equalCounters(h.last.Counters, rank.Counters) || !equalGauges(h.last, *rank)
+			if d := increment(h.last.Preemptions, rank.Preemptions); d > 0 {
+				r.Preempted += d
+			}
+			if dt > 0 {
+				t.rates(h, rank, dt)
+			}
+		}
+		h.last = *rank
+	}
+	if moved {
+		t.moved = at
+	}
+	t.totals, t.started, t.at, t.seen = s.Totals, s.StartedAt, at, true
+	still := at - t.moved
+	r.Frozen = inFlight == 0 && showsWork(s) && still >= t.cfg.FrozenAfter
+	r.Wedged = queueOnly(s) && still >= t.cfg.WedgedAfter
+	r.Load = t.load(s, r.Frozen)
+	r.Complete = r.Complete && !r.Frozen
+	return r
+}
+
+// restarted: another process start, or a counter that fell.
+func (t *Tracker) restarted(s Sample) bool {
+	if !t.seen {
+		return false
+	}
+	if t.started != nil && s.StartedAt != nil && *t.started != *s.StartedAt {
+		return true
+	}
+	if fell(t.totals, s.Totals) {
+		return true
+	}
+	for _, r := range s.Ranks {
+		if h := t.ranks[r.Rank]; h != nil && fell(h.last.Counters, r.Counters) {
+			return true
+		}
+	}
+	return false
+}
+
+func (t *Tracker) rates(h *history, r *Rank, dt time.Duration) {
+	switch {
+	case r.DecodeTokS != nil:
+		h.decode = average{v: *r.DecodeTokS, known: true}
+	case busy(h.last) || busy(*r):
+		if d := increment(h.last.GenerationTokens, r.GenerationTokens); d >= 0 {
+			h.decode.add(float64(d)/dt.Seconds(), dt, t.cfg.RateWindow)
+		}
+	}
+	// Prefill: by its own clock where the engine has one; else only while a
+	// queue shows that prefill is what the engine is short of.
+	computed := increment(h.last.PrefillUncachedTokens, r.PrefillUncachedTokens)
+	if us := increment(h.last.PrefillBusyUS, r.PrefillBusyUS); us > 0 && computed > 0 {
+		h.prefill.add(float64(computed)/(float64(us)/1e6), dt, t.cfg.RateWindow)
+		return
+	}
+	if computed < 0 {
+		prompt, hit := increment(h.last.PromptTokens, r.PromptTokens), increment(h.last.PrefixHitTokens, r.PrefixHitTokens)
+		computed = prompt - max(hit, 0)
+	}
+	if computed > 0 && queued(h.last) && queued(*r) {
+		h.prefill.add(float64(computed)/dt.Seconds(), dt, t.cfg.RateWindow)
+	}
+}
+
+// load makes the wire's form. A rank with a problem, and every rank while the
+// gauges are frozen, keeps its number and loses its gauges.
+func (t *Tracker) load(s Sample, frozen bool) subjects.Load {
+	bad := map[int]bool{}
+	for _, p := range s.Problems {
+		bad[p.Rank] = true
+	}
+	out := subjects.Load{SchemaVersion: subjects.SchemaVersion, Source: s.Source, RanksAdvertised: s.Advertised,
+		Ranks: make([]subjects.RankLoad, len(s.Ranks))}
+	for i, r := range s.Ranks {
+		l := r.RankLoad
+		h := t.ranks[r.Rank]
+		l.DecodeTokS, l.PrefillTokS = h.decode.value(), h.prefill.value()
+		l.PreemptionsTotal = r.Preemptions
+		if frozen || bad[r.Rank] || bad[-1] {
+			l.Running, l.Waiting, l.WaitingUncachedTokens, l.KVUsedTokens, l.KVUsage = nil, nil, nil, nil, nil
+		}
+		out.Ranks[i] = l
+	}
+	return out
+}
+
+// increment is -1 when one of the two is unknown.
+func increment(before, after *int64) int64 {
+	if before == nil || after == nil {
+		return -1
+	}
+	return *after - *before
+}
+
+func (c *Counters) all() [8]*int64 {
+	return [8]*int64{c.PromptTokens, c.GenerationTokens, c.PrefixQueryTokens, c.PrefixHitTokens, c.Preemptions, c.Steps,
+		c.PrefillUncachedTokens, c.PrefillBusyUS}
+}
+
+func fell(before, after Counters) bool {
+	a, b := before.all(), after.all()
+	for i := range a {
+		if a[i] != nil && b[i] != nil && *b[i] < *a[i] {
+			return true
+		}
+	}
+	return false
+}
+
+func equalCounters(a, b Counters) bool {
+	x, y := a.all(), b.all()
+	for i := range x {
+		if !equal(x[i], y[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+func equalGauges(a, b Rank) bool {
+	return equal(a.Running, b.Running) && equal(a.Waiting, b.Waiting) && equal(a.KVUsage, b.KVUsage) && equal(a.KVUsedTokens, b.KVUsedTokens)
+}
+
+func equal[T comparable](a, b *T) bool {
+	return (a == nil) == (b == nil) && (a == nil || *a == *b)
+}
+
+func busy(r Rank) bool   { return r.Running != nil && *r.Running > 0 }
+func queued(r Rank) bool { return r.Waiting != nil && *r.Waiting > 0 }
+
+// fullish is the KV usage above which an engine without a request is not
+// believed: what it holds in use belongs to somebody.
+const fullish = 0.5
+
+func showsWork(s Sample) bool {
+	for _, r := range s.Ranks {
+		if busy(r) || queued(r) || r.KVUsage != nil && *r.KVUsage > fullish {
+			return true
+		}
+	}
+	return false
+}
+
+func queueOnly(s Sample) bool {
+	waiting := false
+	for _, r := range s.Ranks {
+		if r.Running == nil || busy(r) {
+			return false
+		}
+		waiting = waiting || queued(r)
+	}
+	return waiting
+}
