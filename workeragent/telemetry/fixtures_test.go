@@ -3,7 +3,6 @@ package telemetry_test
 import (
 	"encoding/hex"
 	"encoding/json"
-	"math"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -322,8 +321,6 @@ func checkLoadMessages(t *testing.T, path string) {
 }
 
 func ptr[T any](v T) *T { return &v }
-
-var nan = math.NaN()
 
 func unhex(t testing.TB, s string) []byte {
 	t.Helper()

@@ -156,7 +156,7 @@ func (t *Tracker) rates(h *history, r *Rank, dt time.Duration) {
 	switch {
 	case r.DecodeTokS != nil:
 		h.decode = average{v: *r.DecodeTokS, known: true}
-	case busy(h.last) || busy(*r):
+	case busy(h.last) && busy(*r): // an interval that idles in part says nothing
 		if d := increment(h.last.GenerationTokens, r.GenerationTokens); d >= 0 {
 			h.decode.add(float64(d)/dt.Seconds(), dt, t.cfg.RateWindow)
 		}
