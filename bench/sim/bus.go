@@ -112,7 +112,7 @@ func (b *Bus) Cancel(x subjects.Cancel) {
 func (b *Bus) bind(e core.Bind) core.BindAnswer {
 	h := e.Held
 	a := core.BindAnswer{Handle: e.Handle, Engine: h.Engine, Job: h.Job, ID: h.ID, Bind: h.Bind, Stored: b.w.stamp()}
-	if at := b.engineSeq[h.Engine]; at != e.Expected {
+	if at := b.engineSeq[h.Engine]; at != e.Expected && b.w.opts.Plant != PlantNoGuard {
 		a.Answer, a.Actual = core.Conflict, at
 		return a
 	}
@@ -136,6 +136,7 @@ func (b *Bus) put(h subjects.Held, ttl time.Duration) uint64 {
 	b.engineSeq[h.Engine] = b.seq
 	b.w.tell(*p)
 	if n := b.w.Nodes[h.Engine]; n != nil {
+		n.Offered = max(n.Offered, b.bound(h.Engine, n.Reg.Epoch))
 		b.w.after(b.w.delay(), func() { n.see(*p) })
 	}
 	return b.seq
@@ -148,7 +149,7 @@ func (b *Bus) remove(r subjects.Released, revision uint64) (core.Answer, uint64)
 	switch {
 	case p == nil:
 		return core.Gone, 0
-	case p.Revision != revision:
+	case p.Revision != revision && b.w.opts.Plant != PlantLateRelease:
 		return core.Superseded, 0
 	}
 	b.seq++
@@ -188,7 +189,7 @@ func (b *Bus) expireMarker(k string, g *core.ReservationGone) {
 
 // commit writes a terminal answer with expected sequence 0.
 func (b *Bus) commit(a subjects.Answer) (core.Answer, uint64) {
-	if _, ok := b.register[a.Key()]; ok {
+	if _, ok := b.register[a.Key()]; ok && b.w.opts.Plant != PlantNoRegister {
 		b.w.Superseded++
 		return core.Superseded, 0
 	}
@@ -303,4 +304,15 @@ func (b *Bus) Queued() []string {
 		out = append(out, m.facts.Key())
 	}
 	return out
+}
+
+// bound is how many keys of one life of an engine stand bound.
+func (b *Bus) bound(engine, epoch string) int {
+	n := 0
+	for _, p := range b.keys {
+		if p.Engine == engine && p.Epoch == epoch && p.State == subjects.StateBound {
+			n++
+		}
+	}
+	return n
 }

@@ -143,7 +143,13 @@ func (d *Dispatcher) answer(ev core.Event) {
 }
 
 // write does something at the bus after the way there.
-func (d *Dispatcher) write(fn func()) { d.w.after(d.w.opts.Latency, fn) }
+func (d *Dispatcher) write(fn func()) {
+	late := d.w.opts.Latency
+	if p := d.w.opts.SlowWrites; p > 0 && d.w.rng.Float64() < p {
+		late += time.Duration(d.w.rng.Int64N(int64(5 * time.Second)))
+	}
+	d.w.after(late, fn)
+}
 
 func (d *Dispatcher) carry(e core.Effect) {
 	b := d.w.Bus

@@ -29,6 +29,7 @@ type Node struct {
 	running map[string]*run
 	spool   []func()
 	Most    int // runs at once, ever
+	Offered int // keys bound at once in one life, ever
 }
 
 type run struct {

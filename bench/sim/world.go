@@ -12,13 +12,24 @@ import (
 
 // Options of a World. Zero values give a quiet, quick world.
 type Options struct {
-	Seed        uint64
-	Settings    subjects.Settings
-	Timings     core.Timings  // zero = core.DefaultTimings
-	Latency     time.Duration // of one write, one way; 200 us
-	WatchDelay  time.Duration // the most a follower lags, one change to the next in order; 1 ms
-	LoseDeletes bool          // plant: an agent's late release is applied at any revision
+	Seed       uint64
+	Settings   subjects.Settings
+	Timings    core.Timings  // zero = core.DefaultTimings
+	Latency    time.Duration // of one write, one way; 200 us
+	WatchDelay time.Duration // the most a follower lags, one change to the next in order; 1 ms
+	SlowWrites float64       // share of a dispatcher's writes that take up to 5 s
+	Plant      Plant         // a bug put in on purpose, to see that the checks find it
 }
+
+// Plant is a bug put into the model of NATS on purpose.
+type Plant string
+
+// Plants.
+const (
+	PlantNoGuard     Plant = "no guard"     // a bind is stored whatever the engine's sequence is
+	PlantLateRelease Plant = "late release" // a delete takes whatever the key holds now
+	PlantNoRegister  Plant = "no register"  // a second answer is stored
+)
 
 // World is one simulation.
 type World struct {
@@ -162,6 +173,11 @@ func (w *World) Problems() []string {
 		}
 		if ran, most := w.Ran[k], w.attempts(k); ran > most+1 {
 			out = append(out, fmt.Sprintf("I6: rollout %s ran %d times, more than its %d attempts and one doubled", k, ran, most))
+		}
+	}
+	for _, n := range w.nodeNames() {
+		if node, most := w.Nodes[n], w.Nodes[n].Reg.Slots+w.prefetch(); node.Offered > most {
+			out = append(out, fmt.Sprintf("engine %s was bound %d requests at once in one life, more than its window of %d", n, node.Offered, most))
 		}
 	}
 	for _, k := range sorted(w.Bus.keys) {

@@ -178,7 +178,7 @@ func (c *Core) leaderAnswer(a LeaderAnswer) {
 		return
 	case a.Reservation != nil && a.Reservation.Bind >= it.rank():
 		// Bound, by us under an earlier life of this message or by another.
-		c.putReservation(*a.Reservation)
+		c.learn(*a.Reservation)
 		c.ack(it, "live")
 		return
 	}

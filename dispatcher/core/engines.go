@@ -26,6 +26,7 @@ type engine struct {
 	gone     bool          // it said goodbye
 	renewed  time.Duration // contact clock
 	health   policy.State  // Ready stands for "live" here
+	past     []string      // its last epochs, known to be over; at most maxPast
 
 	seq  uint64 // last sequence seen under $KV.<reservations>.<engine>.>
 	held map[string]*held
@@ -37,6 +38,10 @@ type engine struct {
 	picked   uint64
 	view     loadView
 }
+
+// maxPast is how many ended epochs of an engine are remembered: keys of older
+// ones are long requeued.
+const maxPast = 8
 
 func (c *Core) engine(name string) *engine {
 	e := c.engines[name]
@@ -65,6 +70,9 @@ func (c *Core) putEngine(p EnginePut) {
 		return // an older renewal, delivered again by a view made anew
 	}
 	fresh := !e.known || e.reg.Epoch != p.Epoch
+	if e.known && fresh {
+		e.past = append(e.past[max(0, len(e.past)-maxPast+1):len(e.past):len(e.past)], e.reg.Epoch)
+	}
 	age := min(c.server.since(p.Stored, c.now), c.t.Lost)
 	e.reg, e.known, e.gone, e.revision = p.Engine, true, false, p.Revision
 	e.renewed = c.contact.total - age
@@ -92,7 +100,9 @@ func (e *engine) recount() {
 }
 
 func (e *engine) countIn(h *held) {
-	live := h.State == subjects.StateExternal || h.State == subjects.StateBound && (!e.known || h.Epoch == e.reg.Epoch)
+	// An epoch not heard of is taken for a newer one: keys and registrations
+	// come by two streams, and the key may be first.
+	live := h.State == subjects.StateExternal || h.State == subjects.StateBound && !e.over(h.Epoch)
 	if live && !h.counted {
 		h.counted = true
 		add(&e.sum, h, 1)
@@ -101,6 +111,9 @@ func (e *engine) countIn(h *held) {
 		}
 	}
 }
+
+// over tells whether an epoch of this engine is known to have ended.
+func (e *engine) over(epoch string) bool { return slices.Contains(e.past, epoch) }
 
 func (e *engine) countOut(h *held) {
 	if h.counted {

@@ -85,10 +85,12 @@ func (c *Core) blame(h *held, why cause) {
 }
 
 // due is when it is this dispatcher's turn to end it. Where the agent may still
-// do it itself (release after the answer, expiry) it gets a grace first.
+// do it itself (release after the answer, expiry), or its epoch may be one we
+// have not heard of yet, there is a grace first.
 func (c *Core) due(h *held) time.Duration {
 	at := h.since + time.Duration(turn(h.Key(), c.cfg.Dispatcher, c.live))*c.t.RequeueStagger
-	if h.cause == causeAnswered || h.cause == causeExpired {
+	unheard := h.cause == causeEpoch && !c.engines[h.Engine].over(h.Epoch)
+	if h.cause == causeAnswered || h.cause == causeExpired || unheard {
 		at += c.t.ReleaseGrace
 	}
 	return at
@@ -216,7 +218,7 @@ func (c *Core) deleteAnswer(a DeleteAnswer) {
 		c.backOff(h)
 		return
 	}
-	c.gone(ReservationGone{Revision: max(a.Seq, a.Revision+1), Released: subjects.Released{
+	c.unlearn(ReservationGone{Revision: max(a.Seq, a.Revision+1), Released: subjects.Released{
 		Engine: a.Engine, Job: a.Job, ID: a.ID, Bind: h.Bind, Outcome: outcomeOf(h),
 	}})
 }

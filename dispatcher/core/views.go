@@ -152,9 +152,18 @@ func (c *Core) find(engineName, rollout string) *held {
 	return nil
 }
 
+// putReservation takes an entry of the stream in its order: everything before
+// it under its engine has been seen.
 func (c *Core) putReservation(r ReservationPut) {
 	e := c.engine(r.Engine)
 	e.seq = max(e.seq, r.Revision)
+	c.learn(r)
+}
+
+// learn takes an entry that was read out of order. It does not move the
+// engine's sequence: a bind guarded by it would be unaware of what lies between.
+func (c *Core) learn(r ReservationPut) {
+	e := c.engine(r.Engine)
 	key := r.Key()
 	if old := e.held[key]; old != nil {
 		if old.Revision >= r.Revision {
@@ -193,9 +202,16 @@ func (c *Core) remove(h *held) {
 	c.refresh(e)
 }
 
+// gone takes a marker of the stream in its order.
 func (c *Core) gone(g ReservationGone) {
 	e := c.engine(g.Engine)
 	e.seq = max(e.seq, g.Revision)
+	c.unlearn(g)
+}
+
+// unlearn takes a retirement known out of order, as learn does.
+func (c *Core) unlearn(g ReservationGone) {
+	e := c.engine(g.Engine)
 	key := subjects.RolloutKey(g.Job, g.ID)
 	if h := e.held[key]; h != nil && h.Revision < g.Revision {
 		c.remove(h)
