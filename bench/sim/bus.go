@@ -25,6 +25,7 @@ type Bus struct {
 	queueIDs map[string]seen
 
 	known map[core.Queue]bool // announced by a ping
+	bound map[string]int      // keys that stand bound, by <engine>/<epoch>
 
 	register    map[string]*core.Answered
 	registerSeq uint64
@@ -68,7 +69,7 @@ func newBus(w *World) *Bus {
 	return &Bus{
 		w: w, keys: map[string]*core.ReservationPut{}, markers: map[string]*core.ReservationGone{},
 		engineSeq: map[string]uint64{}, ids: map[string]seen{}, queueIDs: map[string]seen{},
-		known:    map[core.Queue]bool{},
+		known: map[core.Queue]bool{}, bound: map[string]int{},
 		register: map[string]*core.Answered{}, engines: map[string]*core.EnginePut{},
 		dispatchers: map[string]*core.DispatcherPut{}, cancels: map[string]*core.CancelPut{},
 	}
@@ -131,12 +132,13 @@ func (b *Bus) put(h subjects.Held, ttl time.Duration) uint64 {
 	b.seq++
 	p := &core.ReservationPut{Held: h, Revision: b.seq, Stored: b.w.stamp(), TTLMS: ttl.Milliseconds()}
 	k := keyOf(h.Engine, h.Job, h.ID)
+	b.tally(b.keys[k], -1)
+	b.tally(p, 1)
 	b.keys[k] = p
 	delete(b.markers, k)
 	b.engineSeq[h.Engine] = b.seq
 	b.w.tell(*p)
 	if n := b.w.Nodes[h.Engine]; n != nil {
-		n.Offered = max(n.Offered, b.bound(h.Engine, n.Reg.Epoch))
 		b.w.after(b.w.delay(), func() { n.see(*p) })
 	}
 	return b.seq
@@ -154,6 +156,7 @@ func (b *Bus) remove(r subjects.Released, revision uint64) (core.Answer, uint64)
 	}
 	b.seq++
 	g := &core.ReservationGone{Released: r, Revision: b.seq, Stored: b.w.stamp()}
+	b.tally(p, -1)
 	delete(b.keys, k)
 	b.markers[k] = g
 	b.engineSeq[r.Engine] = b.seq
@@ -306,13 +309,14 @@ func (b *Bus) Queued() []string {
 	return out
 }
 
-// bound is how many keys of one life of an engine stand bound.
-func (b *Bus) bound(engine, epoch string) int {
-	n := 0
-	for _, p := range b.keys {
-		if p.Engine == engine && p.Epoch == epoch && p.State == subjects.StateBound {
-			n++
-		}
+// tally counts a key in or out of what stands bound in one life of its engine.
+func (b *Bus) tally(p *core.ReservationPut, by int) {
+	if p == nil || p.State != subjects.StateBound {
+		return
 	}
-	return n
+	life := p.Engine + "/" + p.Epoch
+	b.bound[life] += by
+	if n := b.w.Nodes[p.Engine]; n != nil && n.Reg.Epoch == p.Epoch {
+		n.Offered = max(n.Offered, b.bound[life])
+	}
 }
