@@ -25,8 +25,13 @@ var (
 	ErrFull = errors.New("stream full")
 	// ErrGone: the key or message is not there.
 	ErrGone = errors.New("gone")
-	// ErrUnavailable: refused without effect for now (no JetStream, no leader).
+	// ErrUnavailable: refused or not even sent, without effect, for now (no
+	// connection, no stream). It says nothing of an earlier attempt that was
+	// ErrUnknown: that one stays unknown.
 	ErrUnavailable = errors.New("unavailable")
+	// ErrRefused: this message will never be taken as it is (a bad name, too
+	// large, a header the stream does not allow). Nothing was written; change it.
+	ErrRefused = errors.New("refused")
 )
 
 // ConflictError carries where the guarded sequence stands.

@@ -20,6 +20,7 @@ type Marker struct {
 	subjects.Released
 	Revision uint64
 	Stored   time.Time
+	TTL      time.Duration // from Stored; 0 = none
 }
 
 // Registered is one entry of the result register.
