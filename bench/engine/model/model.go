@@ -279,3 +279,6 @@ func (q *queue) drop(r *run) {
 		q.runs, q.head = q.runs[:0], 0
 	}
 }
+
+// Counts of running and waiting requests, cheaply.
+func (m *Model) Counts() (running, waiting int) { return len(m.running), m.waiting.n }
