@@ -131,6 +131,7 @@ func (x *exchange) drip() (upto int, wake chan struct{}) {
 func (x *exchange) stream() {
 	x.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	x.w.WriteHeader(http.StatusOK)
+	x.flush() // the status is out long before the first token, as with vLLM
 	if x.c.chat && !x.f.is(FaultAbortSilent) {
 		x.send(x.a.role())
 	}
