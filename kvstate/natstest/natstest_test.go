@@ -93,3 +93,49 @@ func TestAServerRunsInsideABubble(t *testing.T) {
 		}
 	})
 }
+
+func TestALineLosesRepliesAndHoldsTraffic(t *testing.T) {
+	n := natstest.Server(t)
+	line := natstest.Link(t, n)
+	js := stream(t, line.Conn(t), 1)
+	direct, err := jetstream.New(n.Conn(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := func() uint64 {
+		s, err := direct.Stream(t.Context(), "S")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.CachedInfo().State.Msgs
+	}
+	publish := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		_, err := js.Publish(ctx, "s", nil)
+		return err
+	}
+	line.LoseReplies()
+	if err := publish(); err == nil {
+		t.Fatal("an acknowledgement came through")
+	}
+	if got := count(); got != 1 {
+		t.Fatalf("%d messages stored with the replies lost, want 1", got)
+	}
+	line.Hold()
+	line.Heal()
+	lastSeq(t, js)
+	before := count()
+	line.Hold()
+	if err := publish(); err == nil || count() != before {
+		t.Fatalf("error %v, %d messages while held, want one of either", err, count())
+	}
+	line.Heal()
+	natstest.Eventually(t, 5*time.Second, "what was held is stored", func() bool { return count() == before+1 })
+	line.Cut()
+	if err := publish(); err == nil {
+		t.Fatal("published through a cut line")
+	}
+	line.Heal()
+	lastSeq(t, js)
+}
