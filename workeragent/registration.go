@@ -1,0 +1,172 @@
+package workeragent
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/rollbus/rollbus/kvstate"
+	"github.com/rollbus/rollbus/subjects"
+)
+
+// registerLoop writes and renews the registration: at a heartbeat, and at once
+// when something changed. The first one that is written gives the epoch its start.
+func (u *unit) registerLoop(ctx context.Context) {
+	// Who is there already? Without an answer (no contact yet, or a credential
+	// that does not allow to look) it goes on: start numbers still order agents.
+	t := time.NewTimer(3 * u.a.t.StoreTimeout)
+	select {
+	case <-u.seenRegs:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	t.Stop()
+	pause := pauses{min: u.a.t.RepeatMin, max: u.a.t.RepeatMax}
+	for ctx.Err() == nil && !u.isReplaced() {
+		wait := jitter(u.a.t.Heartbeat, 0.2)
+		if u.register(ctx) {
+			pause.next = 0
+		} else {
+			wait = min(wait, pause.step())
+		}
+		if rest := u.restLeft(); rest > 0 {
+			wait = min(wait, rest)
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-u.kickReg:
+		case <-u.replaced:
+		case <-ctx.Done():
+		}
+		t.Stop()
+	}
+}
+
+// restLeft is how long the engine is still left alone.
+func (u *unit) restLeft() time.Duration {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.resting.IsZero() {
+		return 0
+	}
+	return time.Until(u.resting)
+}
+
+func (u *unit) register(ctx context.Context) bool {
+	u.mu.Lock()
+	if u.over {
+		u.mu.Unlock()
+		return false
+	}
+	reg := u.registrationLocked()
+	u.mu.Unlock()
+	rev, err := u.a.store.PutEngine(ctx, reg)
+	if err != nil {
+		if ctx.Err() == nil {
+			u.log.Debug("registration not written", "error", err)
+		}
+		return false
+	}
+	u.a.alive()
+	u.a.metrics.registrations.WithLabelValues(u.name).Inc()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.revision = max(u.revision, rev)
+	if u.epoch.start == 0 {
+		// A stream that was made anew counts from 1 again: be later than whoever
+		// is seen there all the same.
+		u.epoch.start = max(rev, u.rival+1)
+		u.log.Info("registered", "epoch", u.epoch.String(), "state", u.stateLocked(time.Now()))
+		close(u.started)
+		kick(u.kickReg)
+	}
+	return true
+}
+
+func (u *unit) registrationLocked() subjects.Engine {
+	c := &u.caps
+	e := subjects.Engine{
+		SchemaVersion: subjects.SchemaVersion, Engine: u.name, Agent: u.a.cfg.Name, Epoch: u.epoch.String(),
+		Kind: or(u.cfg.Kind, or(c.Kind, "openai")), Model: or(u.cfg.Model, c.Model), LoRAs: c.LoRAs,
+		State: u.stateLocked(time.Now()), Slots: u.slotsLocked(), Ranks: u.ranksLocked(),
+		EngineBlock: c.EngineBlock, BlockTokens: u.a.settings.Load().BlockTokens,
+		Events: or(c.Events, "none"), WeightVersion: c.WeightVersion,
+		Versions: map[string]string{"agent": u.a.cfg.Version},
+	}
+	if c.Version != "" {
+		e.Versions["engine"] = c.Version
+	}
+	if n, source := u.capacityLocked(); n > 0 {
+		e.CapacityTokens, e.CapacitySource = &n, source
+	}
+	if n := u.maxModelLenLocked(); n > 0 {
+		e.MaxModelLen = &n
+	}
+	return e
+}
+
+// deregister takes the own registration away. One that a later agent has
+// written since stands at another revision and stays.
+func (u *unit) deregister() {
+	u.mu.Lock()
+	rev := u.revision
+	u.mu.Unlock()
+	if rev == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(u.life, u.a.t.StoreTimeout)
+	defer cancel()
+	err := u.a.store.DeleteEngine(ctx, u.name, rev)
+	switch {
+	case err == nil:
+		u.log.Info("deregistered")
+	case errors.Is(err, kvstate.ErrSuperseded), errors.Is(err, kvstate.ErrGone):
+	default:
+		u.log.Warn("the registration could not be taken away and will expire", "error", err)
+	}
+}
+
+// followRegistrations watches the own registration for other agents.
+func (u *unit) followRegistrations(ctx context.Context) {
+	first := true
+	u.a.follow(ctx, "own registration", func() error {
+		return u.a.store.FollowEngines(ctx, kvstate.FollowConfig{Name: u.name, Filter: u.name},
+			kvstate.Handler[kvstate.Value[subjects.Engine], kvstate.Value[struct{}]]{
+				Swap: func(all []kvstate.Value[subjects.Engine], _ []kvstate.Value[struct{}]) {
+					for _, v := range all {
+						u.seeRegistration(v)
+					}
+					if first {
+						first = false
+						close(u.seenRegs)
+					}
+				},
+				Put:   u.seeRegistration,
+				Gone:  func(kvstate.Value[struct{}]) { kick(u.kickReg) }, // expired, or taken away by mistake: write it again
+				Alive: u.a.alive,
+			})
+	})
+}
+
+// seeRegistration steps aside for a later agent and writes over an earlier one.
+func (u *unit) seeRegistration(v kvstate.Value[subjects.Engine]) {
+	e, ours := parseEpoch(v.V.Epoch)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if ours && e.mark == u.epoch.mark {
+		u.revision = max(u.revision, v.Revision)
+		return
+	}
+	start := startOf(v.V.Epoch, v.Revision)
+	u.rival = max(u.rival, start)
+	switch {
+	case u.over || u.epoch.start == 0:
+	case start > u.epoch.start:
+		u.over = true
+		u.log.Warn("a later agent serves this engine: stepping aside", "its agent", v.V.Agent, "its epoch", v.V.Epoch)
+		close(u.replaced)
+	case v.Revision > u.revision:
+		kick(u.kickReg)
+	}
+}
