@@ -32,6 +32,7 @@ type Recorder struct {
 	submits      []Submit
 	accepted     map[string]bool
 	refusals     int
+	received     int
 	open         int              // accepted and not answered
 	stored       map[uint64]int64 // ROLLOUTS sequence -> server time
 	reservations map[uint64]Reservation
@@ -194,7 +195,10 @@ func (r *Recorder) Handed(job, id string) {
 
 // Received records that the reader had the received mark acknowledged.
 func (r *Recorder) Received(job, id string) {
-	r.note(func() { r.seen = append(r.seen, Seen{Job: job, ID: id, Received: true}) })
+	r.note(func() {
+		r.seen = append(r.seen, Seen{Job: job, ID: id, Received: true})
+		r.received++
+	})
 }
 
 // Measure records a measured quantity and the most it may be.
@@ -304,6 +308,7 @@ type Counts struct {
 	Refused   int
 	Open      int // accepted rollouts without an answer
 	Answered  int // rollouts with an answer, accepted ones or not
+	Received  int // answers that readers had marked received
 	Held      int // reservations now
 }
 
@@ -315,7 +320,7 @@ func (r *Recorder) Counts() Counts {
 }
 
 func (r *Recorder) counts() Counts {
-	return Counts{Submitted: len(r.accepted), Refused: r.refusals, Open: r.open, Answered: len(r.answered), Held: len(r.live)}
+	return Counts{Submitted: len(r.accepted), Refused: r.refusals, Open: r.open, Answered: len(r.answered), Received: r.received, Held: len(r.live)}
 }
 
 // Await blocks until done holds of what was recorded so far, or ctx ends.
@@ -334,6 +339,9 @@ func (r *Recorder) Await(ctx context.Context, done func(Counts) bool) error {
 		}
 	}
 }
+
+// AllReceived holds when every answer was marked received by its reader.
+func AllReceived(c Counts) bool { return c.Received >= c.Answered }
 
 // AllAnswered holds when every accepted rollout has an answer and no reservation is left.
 func AllAnswered(c Counts) bool { return c.Open == 0 && c.Held == 0 }

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	simengine "github.com/rollbus/rollbus/bench/engine"
+	"github.com/rollbus/rollbus/workeragent"
+)
+
+// Agent is the daemon beside the engines.
+type Agent struct {
+	Engine       []string      `short:"e" required:"" help:"Engines of this node: [name=]kind=url." placeholder:"SPEC"`
+	Name         string        `help:"Name of the agent, for people." placeholder:"NAME"`
+	Slots        int           `help:"Requests that one engine runs at once; 0 = what it reports." placeholder:"N"`
+	Model        string        `help:"Model to name to the engines; without one what they list first." placeholder:"NAME"`
+	APIKey       string        `name:"api-key" help:"Bearer token for the engines; better in ROLLBUS_API_KEY." placeholder:"TEXT"`
+	SpoolDir     string        `type:"path" help:"Keep answers that cannot be stored yet on disk too." placeholder:"DIR"`
+	DrainTimeout time.Duration `default:"5m" help:"How long a stop waits for what runs." placeholder:"DURATION"`
+	Init         bool          `help:"Make the pool's streams where they are missing."`
+	layoutFlags
+	httpFlag
+}
+
+// Help shows examples.
+func (Agent) Help() string {
+	return `Examples:
+  rollbus agent --engine openai=http://127.0.0.1:8000
+  rollbus agent --engine gpu0=openai=http://127.0.0.1:8000 --engine gpu1=openai=http://127.0.0.1:8001 --http :9471
+Without a name an engine is called after this host and its port. Names are unique in the pool.
+SIGTERM takes nothing new and finishes what runs, --drain-timeout at most; a second one hands it back at once.`
+}
+
+// Run serves until told to stop.
+func (c *Agent) Run(a *app) error {
+	specs, err := parseEngines(c.Engine, false, nodeName)
+	if err != nil {
+		return err
+	}
+	log := a.log()
+	cfg := workeragent.Config{Pool: a.opts.Pool, Name: c.Name, Version: programVersion(), SpoolDir: c.SpoolDir, Log: log}
+	cfg.Timings.DrainTimeout = c.DrainTimeout
+	for _, s := range specs {
+		adapter, err := s.adapter(c.Model, c.APIKey)
+		if err != nil {
+			return err
+		}
+		cfg.Engines = append(cfg.Engines, workeragent.EngineConfig{Name: s.name, Adapter: adapter, Slots: c.Slots})
+	}
+	if c.Init {
+		layout := c.layout(true)
+		cfg.Layout = &layout
+	}
+	nc, err := a.connectDaemon("rollbus agent")
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	agent, err := workeragent.New(cfg, nc)
+	if err != nil {
+		return coded(exitUsage, "%w", err)
+	}
+	var parts []part
+	if c.HTTP != "" {
+		h, addr, err := httpPart(c.HTTP, web(agent.Collector(), agent.Ready))
+		if err != nil {
+			return err
+		}
+		log.Info("serving metrics and health", "http", addr)
+		parts = append(parts, h)
+	}
+	for _, s := range specs {
+		log.Info("serving engine", "engine", s.name, "kind", s.kind, "url", s.url, "pool", a.opts.Pool)
+	}
+	return supervise(a.ctx, log, c.DrainTimeout+handBack, append(parts, part{name: "agent", run: agent.Run, stop: agent.Stop})...)
+}
+
+// handBack is how long an agent may take to give back what was not finished.
+const handBack = 15 * time.Second
+
+// Engine is a simulated engine as a process of its own.
+type Engine struct {
+	Listen string `default:"127.0.0.1:8000" help:"Address of its API." placeholder:"HOST:PORT"`
+	Model  string `default:"sim" help:"Model that it says it serves." placeholder:"NAME"`
+	readyFlag
+	simFlags
+}
+
+// engineAddress is where a simulated engine serves.
+type engineAddress struct {
+	URL   string `json:"url"`
+	Model string `json:"model"`
+}
+
+// Help shows examples.
+func (Engine) Help() string {
+	return `Examples:
+  rollbus engine --listen 127.0.0.1:8000 --time-scale 10
+  curl 127.0.0.1:8000/v1/completions -d '{"model":"sim","prompt":"2+2=","max_tokens":8}'
+Its answers are made up and its timing is modelled; its interface is the real one.`
+}
+
+// engineBudget is how long a stopped engine may take.
+const engineBudget = 5 * time.Second
+
+// Run serves until told to stop.
+func (c *Engine) Run(a *app) error {
+	cfg := c.config(c.Model, c.Listen)
+	cfg.Logger = a.log()
+	s, err := simengine.New(cfg)
+	if err != nil {
+		return coded(exitUsage, "%w", err)
+	}
+	if err := s.Start(); err != nil {
+		return coded(exitUsage, "%w", err)
+	}
+	at := engineAddress{s.URL(), c.Model}
+	err = a.printer().each(at, func() error {
+		a.say("simulated engine serving %s at %s", at.Model, at.URL)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.ready(at); err != nil {
+		return err
+	}
+	done := make(chan struct{})
+	return supervise(a.ctx, cfg.Logger, engineBudget, part{
+		name: "engine",
+		run: func(ctx context.Context) error {
+			select {
+			case <-done:
+			case <-ctx.Done():
+			}
+			return nil
+		},
+		stop: func(context.Context) error { defer close(done); return s.Close() },
+	})
+}

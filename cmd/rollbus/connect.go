@@ -1,0 +1,138 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/rollbus/rollbus/kvstate"
+)
+
+// connection says which NATS, and as whom.
+type connection struct {
+	Server   string `default:"nats://127.0.0.1:4222" short:"s" help:"NATS servers, comma separated." placeholder:"URL"`
+	Creds    string `type:"existingfile" help:"File with a user's JWT and key." placeholder:"FILE"`
+	NKey     string `name:"nkey" type:"existingfile" help:"File with a user's NKey seed." placeholder:"FILE"`
+	User     string `help:"User." placeholder:"NAME"`
+	Password string `help:"Password of the user; better in ROLLBUS_PASSWORD." placeholder:"TEXT"`
+	Token    string `help:"Token instead of a user; better in ROLLBUS_TOKEN." placeholder:"TEXT"`
+	TLSCA    string `name:"tls-ca" type:"existingfile" help:"Certificates to trust." placeholder:"FILE"`
+	TLSCert  string `name:"tls-cert" type:"existingfile" help:"Own certificate; needs --tls-key." placeholder:"FILE"`
+	TLSKey   string `name:"tls-key" type:"existingfile" help:"Key of --tls-cert." placeholder:"FILE"`
+}
+
+func (c *connection) options() ([]nats.Option, error) {
+	var o []nats.Option
+	if c.Creds != "" {
+		o = append(o, nats.UserCredentials(c.Creds))
+	}
+	if c.NKey != "" {
+		key, err := nats.NkeyOptionFromSeed(c.NKey)
+		if err != nil {
+			return nil, coded(exitUsage, "--nkey %s: %w", c.NKey, err)
+		}
+		o = append(o, key)
+	}
+	switch {
+	case c.Password != "" && c.User == "":
+		return nil, coded(exitUsage, "--password without --user: name the user too")
+	case c.Token != "" && c.User != "":
+		return nil, coded(exitUsage, "--token and --user: give one of them")
+	case c.User != "":
+		o = append(o, nats.UserInfo(c.User, c.Password))
+	case c.Token != "":
+		o = append(o, nats.Token(c.Token))
+	}
+	if c.TLSCA != "" {
+		o = append(o, nats.RootCAs(c.TLSCA))
+	}
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		return nil, coded(exitUsage, "--tls-cert and --tls-key: give both or none")
+	}
+	if c.TLSCert != "" {
+		o = append(o, nats.ClientCert(c.TLSCert, c.TLSKey))
+	}
+	return o, nil
+}
+
+// connect reaches NATS once, for a tool: it fails when NATS is away.
+func (a *app) connect() (*nats.Conn, error) {
+	o, err := a.opts.options()
+	if err != nil {
+		return nil, err
+	}
+	nc, err := nats.Connect(a.opts.Server, append(o,
+		nats.Name("rollbus tool"), nats.Timeout(min(a.opts.Timeout, 5*time.Second)), nats.MaxReconnects(-1),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { a.say("rollbus: NATS: %v", err) }),
+	)...)
+	if err == nil {
+		return nc, nil
+	}
+	if errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired) {
+		return nil, coded(exitAuth, "NATS at %s refuses the credentials: %w (give --creds, --nkey, --user or --token)", a.opts.Server, err)
+	}
+	return nil, coded(exitUnavailable, "cannot reach NATS at %s: %w (start one with `rollbus up`, or name another with --server)", a.opts.Server, err)
+}
+
+// connectDaemon never gives up: a daemon outlives NATS, and may start before it.
+func (a *app) connectDaemon(name string) (*nats.Conn, error) {
+	o, err := a.opts.options()
+	if err != nil {
+		return nil, err
+	}
+	log := a.log()
+	nc, err := nats.Connect(a.opts.Server, append(o,
+		nats.Name(name), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectBufSize(-1),
+		nats.ReconnectWait(250*time.Millisecond), nats.ReconnectJitter(250*time.Millisecond, time.Second),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { log.Warn("NATS connection lost", "err", err) }),
+		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("NATS connected", "server", nc.ConnectedUrlRedacted()) }),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { log.Warn("NATS", "err", err) }),
+	)...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS at %s: %w", a.opts.Server, err)
+	}
+	return nc, nil
+}
+
+// store opens the pool on a tool's connection. The caller closes it with done.
+func (a *app) store() (s *kvstate.Store, done func(), err error) {
+	pool, err := a.pool()
+	if err != nil {
+		return nil, nil, err
+	}
+	nc, err := a.connect()
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err = kvstate.Open(nc, pool)
+	if err != nil {
+		nc.Close()
+		return nil, nil, fmt.Errorf("open pool %s: %w", pool, err)
+	}
+	return s, nc.Close, nil
+}
+
+// noPool explains a missing stream: most often the pool was never made.
+func (a *app) noPool(err error) error {
+	if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrBucketNotFound) || errors.Is(err, nats.ErrNoResponders) {
+		return coded(exitNotFound, "pool %s does not exist at %s: %w (make it with `rollbus pool init`, or name another with --pool)",
+			a.opts.Pool, a.opts.Server, err)
+	}
+	return err
+}
+
+// stdinOrFile opens a file, "-" being standard input.
+func (a *app) stdinOrFile(name string) (r interface{ Read([]byte) (int, error) }, done func(), err error) {
+	if name == "-" {
+		return a.stdin, func() {}, nil
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, nil, coded(exitUsage, "%w", err)
+	}
+	return f, func() { _ = f.Close() }, nil
+}

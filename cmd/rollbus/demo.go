@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+
+	"github.com/rollbus/rollbus/bench/demo"
+	"github.com/rollbus/rollbus/bench/demo/local"
+	"github.com/rollbus/rollbus/subjects"
+)
+
+// Demo shows the whole path.
+type Demo struct {
+	Trace       string  `type:"existingfile" help:"Trace to replay, Mooncake JSON Lines; without one a generated sample." placeholder:"FILE"`
+	Limit       int     `help:"Replay only so many of its requests; 0 = all." placeholder:"N"`
+	Speed       float64 `help:"Replay so many times as fast, engines too; 0 = so that it takes --target." placeholder:"X"`
+	Target      float64 `default:"15" help:"Seconds that the arrivals may take when --speed is not given." placeholder:"S"`
+	Engines     int     `default:"4" help:"Simulated engines." placeholder:"N"`
+	Dispatchers int     `default:"1" help:"Dispatchers." placeholder:"N"`
+	Policy      string  `help:"Policy instead of the recommended one." placeholder:"NAME"`
+	NoProgress  bool    `help:"No progress, only the end."`
+}
+
+// Help shows examples.
+func (Demo) Help() string {
+	return `Examples:
+  rollbus demo
+  rollbus demo --dispatchers 3 -o json
+  rollbus demo --trace mooncake_trace.jsonl --limit 2000
+Everything runs in this process: NATS, dispatchers, agents, simulated engines on HTTP listeners of their own. A checker
+follows every stream from outside. Exit 1 when anything was lost, answered twice or failed.`
+}
+
+// Run replays the trace and prints what happened.
+func (c *Demo) Run(a *app) error {
+	cfg, err := c.config(a)
+	if err != nil {
+		return err
+	}
+	// The first signal ends the demo in order; a second one is the system's.
+	ctx, stop := signal.NotifyContext(a.ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+	end := c.show(a, &cfg)
+	report, err := demo.Run(ctx, cfg)
+	end()
+	if report.Submitted > 0 {
+		if perr := a.printer().one(report, func() error { return printDemo(a.printer(), &report) }); perr != nil {
+			return perr
+		}
+	}
+	switch {
+	case ctx.Err() != nil && a.ctx.Err() == nil:
+		return fmt.Errorf("demo: %w: everything was stopped, the folder is gone", errInterrupted)
+	case err != nil:
+		return coded(exitNo, "%w", err)
+	case !report.OK():
+		return &codedError{exitNo, errSaid}
+	}
+	return nil
+}
+
+func (c *Demo) config(a *app) (demo.Config, error) {
+	if c.Engines < 1 || c.Engines > 256 || c.Dispatchers < 1 || c.Dispatchers > 64 || c.Limit < 0 || c.Speed < 0 || c.Target <= 0 {
+		return demo.Config{}, coded(exitUsage, "demo: --engines 1 to 256, --dispatchers 1 to 64, --limit and --speed 0 or more, --target above 0")
+	}
+	settings := recommended()
+	settings.Record = false // nobody looks at a pool that is gone in half a minute
+	if c.Policy != "" {
+		settings.Policy = c.Policy
+	}
+	if err := settings.Validate(); err != nil {
+		return demo.Config{}, coded(exitUsage, "demo: %w", err)
+	}
+	cfg, err := demo.Load(c.Trace, c.Limit)
+	if err != nil {
+		return cfg, coded(exitUsage, "demo: %w", err)
+	}
+	cfg.Speed = c.Speed
+	if cfg.Speed == 0 {
+		cfg.Speed = max(1, cfg.Arrivals[len(cfg.Arrivals)-1].At.Seconds()/c.Target)
+	}
+	cfg.Local = local.Config{
+		Pool: "demo", Settings: settings, Dispatchers: c.Dispatchers, Version: programVersion(), Log: newLog(a.stderr, logging{LogLevel: "warn"}),
+		Layout: subjects.Layout{Budget: 4 << 30},
+	}
+	for i := range c.Engines {
+		sim := simFlags{TimeScale: cfg.Speed}.config("sim", "")
+		cfg.Local.Engines = append(cfg.Local.Engines, local.Engine{Name: ordinal(i, nil), Sim: &sim})
+	}
+	return cfg, nil
+}
+
+// lineEvery is how often progress is printed where no bar can be drawn.
+const lineEvery = 3 * time.Second
+
+// show sets up progress; end takes the bar away.
+func (c *Demo) show(a *app, cfg *demo.Config) (end func()) {
+	say := func(format string, args ...any) {
+		if !c.NoProgress {
+			a.say(format, args...)
+		}
+	}
+	cfg.Started = func(p *local.Pool) {
+		say("pool demo: embedded NATS, %d dispatcher(s), %d simulated engines at %gx the speed of an 8B model on an H100",
+			len(p.Dispatchers), len(p.Sims), round1(cfg.Speed))
+		say("policy %s (%s); replaying %d rollouts of %s", p.Settings.Policy, p.Settings.Mode, len(cfg.Arrivals), cfg.Trace)
+	}
+	if c.NoProgress {
+		return func() {}
+	}
+	if !onTerminal(a.stderr) {
+		var last time.Time
+		cfg.Progress = func(p demo.Progress) {
+			if time.Since(last) < lineEvery {
+				return
+			}
+			last = time.Now()
+			a.say("%d of %d submitted, %d answered, %d running", p.Submitted, p.Total, p.Answered, p.Running)
+		}
+		return func() {}
+	}
+	bar := progressbar.NewOptions(len(cfg.Arrivals), progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetWidth(32),
+		progressbar.OptionShowCount(), progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(false))
+	cfg.Progress = func(p demo.Progress) {
+		bar.Describe(fmt.Sprintf("%4d running", p.Running))
+		_ = bar.Set(min(p.Answered, p.Total)) // a bar that cannot be drawn is no reason to stop
+	}
+	return func() { _ = bar.Finish() }
+}
+
+func round1(v float64) float64 { return float64(int64(v*10+0.5)) / 10 }
+
+func printDemo(p printer, r *demo.Report) error {
+	n := func(v int64) string { return strconv.FormatInt(v, 10) }
+	percent := func(f float64) string { return fmt.Sprintf("%.1f%%", 100*f) }
+	millis := func(v float64) string { return fmt.Sprintf("%.1f ms", v) }
+	var rows [][]string
+	for _, e := range r.Engines {
+		rows = append(rows, []string{e.Name, strconv.Itoa(e.Rollouts), n(e.PromptTokens), n(e.CompletionTokens), percent(e.CachedFraction),
+			strconv.Itoa(e.PeakRequests), millis(e.RunP50MS), millis(e.RunP99MS)})
+	}
+	rows = append(rows, []string{"all", strconv.Itoa(r.Completed + r.Failed), n(r.PromptTokens), n(r.CompletionTokens), percent(r.CachedPromptFraction), "", "", ""})
+	if err := p.table([]string{"ENGINE", ">ROLLOUTS", ">PROMPT TOKENS", ">OUTPUT TOKENS", ">CACHED", ">PEAK", ">RUN P50", ">RUN P99"}, rows); err != nil {
+		return err
+	}
+	fmt.Fprintln(p.w)
+	if err := p.fields(
+		"rollouts", fmt.Sprintf("%d submitted, %d with a sample, %d without, %d lost, %d answered twice", r.Submitted, r.Completed, r.Failed, r.Lost, r.Duplicated),
+		"placed within", fmt.Sprintf("p50 %s, p99 %s (stored in the queue to bound, NATS server's clock)", millis(r.DispatchP50MS), millis(r.DispatchP99MS)),
+		"output", fmt.Sprintf("%.0f tokens/s over %.1f s, engines at %gx", r.OutputTokPerS, r.Seconds, round1(r.TimeScale)),
+		"wasted", fmt.Sprintf("%d tokens; %d rollouts bound again, %d ran twice", r.WastedTokens, r.Requeued, r.DoubleRuns),
+		"policy", r.Policy,
+	); err != nil {
+		return err
+	}
+	for _, v := range r.Violations {
+		fmt.Fprintf(p.w, "VIOLATION  %s\n", v)
+	}
+	verdict := "every promise was kept"
+	if !r.OK() {
+		verdict = "NOT KEPT: see above"
+	}
+	_, err := fmt.Fprintf(p.w, "checked    %s\n", verdict)
+	return err
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+)
+
+// Output formats.
+const (
+	formatTable = "table"
+	formatJSON  = "json"
+	formatJSONL = "jsonl"
+)
+
+// printer writes data to stdout in the format asked for. Messages go elsewhere.
+type printer struct {
+	w      io.Writer
+	format string
+}
+
+// list prints values: a table of the rows that row makes of each, one JSON
+// array, or one JSON object a line.
+func list[T any](p printer, head []string, values []T, row func(T) []string) error {
+	switch p.format {
+	case formatJSON:
+		if values == nil {
+			values = []T{}
+		}
+		return p.json(values)
+	case formatJSONL:
+		for _, v := range values {
+			if err := p.line(v); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	rows := make([][]string, 0, len(values))
+	for _, v := range values {
+		rows = append(rows, row(v))
+	}
+	return p.table(head, rows)
+}
+
+// one prints a single value: as JSON, or by table.
+func (p printer) one(v any, table func() error) error {
+	switch p.format {
+	case formatJSON:
+		return p.json(v)
+	case formatJSONL:
+		return p.line(v)
+	}
+	return table()
+}
+
+func (p printer) json(v any) error {
+	enc := json.NewEncoder(p.w)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+func (p printer) line(v any) error {
+	enc := json.NewEncoder(p.w)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// table aligns columns. A column whose head starts with '>' is flushed right.
+func (p printer) table(head []string, rows [][]string) error {
+	width := make([]int, len(head))
+	right := make([]bool, len(head))
+	titles := make([]string, len(head))
+	for i, h := range head {
+		titles[i], right[i] = strings.TrimPrefix(h, ">"), strings.HasPrefix(h, ">")
+		width[i] = len(titles[i])
+		for _, r := range rows {
+			width[i] = max(width[i], len([]rune(r[i])))
+		}
+	}
+	print := func(cells []string) error {
+		var b strings.Builder
+		for i, c := range cells {
+			pad := strings.Repeat(" ", max(0, width[i]-len([]rune(c))))
+			if right[i] {
+				b.WriteString(pad + c)
+			} else {
+				b.WriteString(c + pad)
+			}
+			b.WriteString("  ")
+		}
+		_, err := fmt.Fprintln(p.w, strings.TrimRight(b.String(), " "))
+		return err
+	}
+	for _, r := range append([][]string{titles}, rows...) {
+		if err := print(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fields prints "name  value" lines.
+func (p printer) fields(pairs ...string) error {
+	w := tabwriter.NewWriter(p.w, 0, 0, 2, ' ', 0)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		fmt.Fprintf(w, "%s\t%s\n", pairs[i], pairs[i+1])
+	}
+	return w.Flush()
+}
