@@ -55,7 +55,7 @@ func loadFromMetrics(b []byte) *subjects.Load {
 	told := false
 	at := func(labels string) *subjects.RankLoad {
 		n, err := strconv.Atoi(or(label(labels, "engine"), "0"))
-		if err != nil || n < 0 || n >= 4096 {
+		if err != nil || n < 0 || n >= maxRanks {
 			return nil
 		}
 		if ranks[n] == nil {
@@ -144,49 +144,54 @@ func fromMetrics(b []byte, c *Capabilities) {
 	c.Ranks = max(c.Ranks, len(ranks))
 }
 
-// serverInfo adds what the simulated engine tells in one flat object.
+// serverInfo adds what vLLM tells in its dev mode, and the simulated engine.
 func serverInfo(b []byte, c *Capabilities) {
 	var o struct {
-		Kind           string   `json:"kind"`
-		Engine         string   `json:"engine"`
-		Version        string   `json:"version"`
-		Slots          *int     `json:"max_running_requests"`
-		MaxNumSeqs     *int     `json:"max_num_seqs"`
-		CapacityTokens *int64   `json:"max_total_num_tokens"`
-		MaxModelLen    *int     `json:"max_model_len"`
-		BlockSize      *int     `json:"block_size"`
-		PageSize       *int     `json:"page_size"`
-		StartedAt      *float64 `json:"started_at"`
-		WeightVersion  *int64   `json:"weight_version"`
+		Simulated bool `json:"simulated"`
+		VLLM      struct {
+			Model struct {
+				MaxModelLen *int `json:"max_model_len"`
+			} `json:"model_config"`
+			Scheduler struct {
+				Slots *int `json:"max_num_seqs"`
+			} `json:"scheduler_config"`
+			Parallel struct {
+				Ranks int `json:"data_parallel_size"`
+			} `json:"parallel_config"`
+		} `json:"vllm_config"`
 	}
 	if json.Unmarshal(b, &o) != nil {
 		return
 	}
-	if o.Kind == "sim" || o.Engine == "sim" {
+	if o.Simulated {
 		c.Kind = "sim"
 	}
-	c.Version = or(c.Version, o.Version)
-	for _, v := range [...]*int{o.Slots, o.MaxNumSeqs} {
-		if c.Slots == nil {
-			c.Slots = positive(v)
-		}
+	if n := o.VLLM.Parallel.Ranks; n > 1 && n <= maxRanks {
+		c.Ranks = n
 	}
-	if o.CapacityTokens != nil && *o.CapacityTokens > 0 {
-		c.CapacityTokens, c.CapacitySource = o.CapacityTokens, "reported"
+	if n := positive(o.VLLM.Scheduler.Slots); n != nil {
+		slots := *n * c.Ranks // max_num_seqs is of one rank
+		c.Slots = &slots
 	}
 	if c.MaxModelLen == nil {
-		c.MaxModelLen = positive(o.MaxModelLen)
+		c.MaxModelLen = positive(o.VLLM.Model.MaxModelLen)
 	}
-	for _, v := range [...]*int{o.BlockSize, o.PageSize} {
-		if c.EngineBlock == nil {
-			c.EngineBlock = positive(v)
-		}
-	}
-	if o.StartedAt != nil && *o.StartedAt > 0 {
-		c.StartedAt = o.StartedAt
-	}
-	c.WeightVersion = o.WeightVersion
 }
+
+// weightInfo reads {"weight_version": "7"}; what is no number stays unknown.
+func weightInfo(b []byte, c *Capabilities) {
+	var o struct {
+		Version json.RawMessage `json:"weight_version"`
+	}
+	if json.Unmarshal(b, &o) != nil {
+		return
+	}
+	if n, err := strconv.ParseInt(strings.Trim(string(o.Version), `"`), 10, 64); err == nil {
+		c.WeightVersion = &n
+	}
+}
+
+const maxRanks = 4096
 
 // eachSample reads a text exposition line by line and skips what is none.
 func eachSample(b []byte, f func(name, labels string, v float64)) {

@@ -42,8 +42,13 @@ func (a *OpenAI) Capabilities(ctx context.Context) (Capabilities, error) {
 	}
 	if v.llamacpp {
 		a.props(ctx, &c)
-	} else if b, ok := a.optional(ctx, "/server_info"); ok {
-		serverInfo(b, &c)
+	} else {
+		if b, ok := a.optional(ctx, "/server_info?config_format=json"); ok {
+			serverInfo(b, &c)
+		}
+		if b, ok := a.optional(ctx, "/weight_info"); ok {
+			weightInfo(b, &c)
+		}
 	}
 	if b, ok := a.optional(ctx, "/metrics"); ok {
 		fromMetrics(b, &c)

@@ -430,6 +430,17 @@ func TestCapabilitiesAreWhatTheServerTellsAndNoMore(t *testing.T) {
 	}
 }
 
+func TestTheSimulatedEngineTellsWhatItIs(t *testing.T) {
+	c := probed(t, map[string]string{
+		"/v1/models":   `{"data":[{"id":"sim","max_model_len":4096,"owned_by":"rollbus-simulated"}]}`,
+		"/server_info": `{"simulated":true,"vllm_config":{"scheduler_config":{"max_num_seqs":8},"parallel_config":{"data_parallel_size":2}}}`,
+		"/weight_info": `{"weight_version":"7"}`,
+	})
+	if c.Kind != "sim" || *c.Slots != 16 || c.Ranks != 2 || *c.WeightVersion != 7 {
+		t.Errorf("%+v", c)
+	}
+}
+
 func TestAServerThatDoesNotAnswerHasNoCapabilities(t *testing.T) {
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(503) })
 	if _, err := openaiFor(t, s.URL).Capabilities(t.Context()); err == nil {
