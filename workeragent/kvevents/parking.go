@@ -56,6 +56,9 @@ func (p *parking) add(e *Event, now time.Duration, bound int) bool {
 	for _, h := range w.e.Hashes {
 		p.hashes[h] = w
 	}
+	if len(p.order) > 2*p.n+64 {
+		p.order = slices.DeleteFunc(p.order, func(w *waiting) bool { return w.gone })
+	}
 	p.order = append(p.order, w)
 	p.tokens += w.cost
 	p.n++

@@ -289,4 +289,3 @@ func (x *Index) checkSize(size int) {
 		x.alarm(AlarmBlockSize, fmt.Sprintf("blocks of %d tokens in the events, %d advertised: the events decide", size, want))
 	}
 }
-
