@@ -5,23 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/rollbus/rollbus/bench/checker"
 	"github.com/rollbus/rollbus/bench/demo/local"
+	"github.com/rollbus/rollbus/bench/workload"
 	"github.com/rollbus/rollbus/subjects"
 )
 
 // Config of a run.
 type Config struct {
 	Local local.Config // NATS.Dir empty = a temporary folder
-	Trace string       // its name, for the report
-	// Arrivals in order of time. Bounded by memory: a request is some ten
-	// kilobytes.
-	Arrivals []Arrival
-	// Speed divides the times between arrivals and multiplies the engines' speed.
+	// Workload to run. Later turns of a trajectory wait for the answer before them.
+	Workload workload.Workload
+	// Speed divides the times between arrivals. The engines' time scale, which
+	// should be the same, stands in their own configuration.
 	Speed float64
 	// Started is called when the pool is up, with what it serves; nil = not.
 	Started func(*local.Pool)
@@ -45,8 +44,8 @@ const (
 // Run runs the demo. When ctx ends first, everything is stopped, and the report
 // tells how far it came beside the error.
 func Run(ctx context.Context, cfg Config) (Report, error) {
-	if len(cfg.Arrivals) == 0 || cfg.Speed <= 0 {
-		return Report{}, fmt.Errorf("demo: %d arrivals at speed %g: give at least one, and a speed above 0", len(cfg.Arrivals), cfg.Speed)
+	if len(cfg.Workload.Rollouts) == 0 || cfg.Speed <= 0 {
+		return Report{}, fmt.Errorf("demo: %d rollouts at speed %g: give at least one, and a speed above 0", len(cfg.Workload.Rollouts), cfg.Speed)
 	}
 	if cfg.Local.NATS.Dir == "" {
 		dir, err := os.MkdirTemp("", "rollbus-demo-")
@@ -71,7 +70,7 @@ func Run(ctx context.Context, cfg Config) (Report, error) {
 		stopErr = nil
 	}
 	r := newReport(h)
-	r.Trace, r.Dispatchers, r.TimeScale = cfg.Trace, cfg.Local.Dispatchers, round(cfg.Speed)
+	r.Trace, r.Dispatchers, r.TimeScale = cfg.Workload.Name, cfg.Local.Dispatchers, round(cfg.Speed)
 	r.Policy = pool.Settings.Policy
 	if pool.Settings.Mode != subjects.ModeEnforce {
 		r.Policy = subjects.BaselinePolicy
@@ -106,26 +105,23 @@ func observed(ctx context.Context, cfg Config, pool *local.Pool) (checker.Histor
 			end(err)
 		}
 	}
-	var submitted sync.WaitGroup
-	for _, job := range jobsOf(cfg.Arrivals) {
+	d := newDriver(cfg.Workload, cfg.Speed)
+	for job := range d.jobs() {
 		t, err := newTrainer(run, pool, job, rec)
 		if err != nil {
 			return checker.History{}, err
 		}
 		defer t.close()
-		parts.Go(func() { fail(t.read(run)) })
-		submitted.Go(func() { fail(t.submit(run, cfg.Arrivals, cfg.Speed)) })
+		d.trainers[job] = t
+		parts.Go(func() { fail(t.read(run, d.answered)) })
 	}
-	parts.Go(func() { fail(endedEarly(pool.Wait(run), run)) })
+	parts.Go(func() { fail(endedEarly(run, pool.Wait(run))) })
 	if cfg.Progress != nil {
-		parts.Go(func() { report(run, rec, len(cfg.Arrivals), cfg.Progress) })
+		parts.Go(func() { report(run, rec, len(cfg.Workload.Rollouts), cfg.Progress) })
 	}
-	submitted.Wait()
-	err = rec.Await(run, checker.AllAnswered)
+	err = d.run(run)
 	if err == nil {
-		settle, cancel := context.WithTimeout(run, settleWait)
-		err = rec.Await(settle, checker.AllReceived)
-		cancel()
+		err = settled(run, rec)
 	}
 	final, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
 	defer cancel()
@@ -136,8 +132,19 @@ func observed(ctx context.Context, cfg Config, pool *local.Pool) (checker.Histor
 	return h, errors.Join(err, ferr)
 }
 
+// settled waits until everything accepted is answered and received, and every
+// reservation retired.
+func settled(ctx context.Context, rec *checker.Recorder) error {
+	if err := rec.Await(ctx, checker.AllAnswered); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, settleWait)
+	defer cancel()
+	return rec.Await(ctx, checker.AllReceived)
+}
+
 // endedEarly: a dispatcher or agent that ends while the demo runs is a failure.
-func endedEarly(err error, run context.Context) error {
+func endedEarly(run context.Context, err error) error {
 	if run.Err() != nil {
 		return nil
 	}
@@ -145,16 +152,6 @@ func endedEarly(err error, run context.Context) error {
 		err = errors.New("a dispatcher or agent ended before the demo did")
 	}
 	return err
-}
-
-func jobsOf(arrivals []Arrival) []string {
-	var jobs []string
-	for _, a := range arrivals {
-		if !slices.Contains(jobs, a.Request.Job) {
-			jobs = append(jobs, a.Request.Job)
-		}
-	}
-	return jobs
 }
 
 func report(ctx context.Context, rec *checker.Recorder, total int, f func(Progress)) {

@@ -4,25 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/nats-io/nats.go"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/rollbus/rollbus/bench/checker"
 	"github.com/rollbus/rollbus/bench/demo/local"
 	"github.com/rollbus/rollbus/client"
 	"github.com/rollbus/rollbus/subjects"
 )
-
-// Arrival is a request and when it is submitted, from the start of the trace.
-type Arrival struct {
-	At      time.Duration
-	Request *subjects.Request
-}
-
-// submitsInFlight bounds the submits that await their ack.
-const submitsInFlight = 128
 
 // trainer is one job: it submits and reads as a training run does, with the
 // public client, and tells the recorder what it learns.
@@ -51,41 +40,23 @@ func (t *trainer) close() {
 	t.nc.Close()
 }
 
-// submit sends the job's arrivals at their times divided by speed.
-func (t *trainer) submit(ctx context.Context, arrivals []Arrival, speed float64) error {
-	var acks errgroup.Group
-	acks.SetLimit(submitsInFlight)
-	start := time.Now()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for _, a := range arrivals {
-		if a.Request.Job != t.job {
-			continue
-		}
-		timer.Reset(time.Until(start.Add(time.Duration(float64(a.At) / speed))))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return errors.Join(context.Cause(ctx), acks.Wait())
-		}
-		acks.Go(func() error {
-			h, err := t.c.Submit(ctx, a.Request)
-			switch {
-			case err == nil:
-				t.rec.Accepted(h.Job, h.ID, h.Seq)
-			case errors.Is(err, client.ErrUnknown) || ctx.Err() != nil:
-				t.rec.Unknown(t.job, a.Request.ID, err)
-			default:
-				t.rec.Refused(t.job, a.Request.ID, err)
-			}
-			return nil
-		})
+// submit stores one request and tells whether an answer may come.
+func (t *trainer) submit(ctx context.Context, r *subjects.Request) bool {
+	h, err := t.c.Submit(ctx, r)
+	switch {
+	case err == nil:
+		t.rec.Accepted(h.Job, h.ID, h.Seq)
+		return true
+	case errors.Is(err, client.ErrUnknown) || ctx.Err() != nil:
+		t.rec.Unknown(t.job, r.ID, err)
+		return true
 	}
-	return acks.Wait()
+	t.rec.Refused(t.job, r.ID, err)
+	return false
 }
 
 // read takes every answer: it is handed one, says so, and receives it.
-func (t *trainer) read(ctx context.Context) error {
+func (t *trainer) read(ctx context.Context, answered chan<- *subjects.Result) error {
 	for res, err := range t.c.Results(ctx) {
 		if res == nil {
 			return fmt.Errorf("answers of job %s: %w", t.job, err)
@@ -94,6 +65,11 @@ func (t *trainer) read(ctx context.Context) error {
 			return fmt.Errorf("answer of %s.%s: %w", res.Job, res.ID, err)
 		}
 		t.rec.Handed(res.Job, res.ID)
+		select {
+		case answered <- res:
+		case <-ctx.Done():
+			return nil
+		}
 		if err := t.c.Done(ctx, res); err != nil {
 			if ctx.Err() != nil {
 				return nil //nolint:nilerr // told to end: the answer stays unread

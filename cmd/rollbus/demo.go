@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/rollbus/rollbus/bench/demo"
 	"github.com/rollbus/rollbus/bench/demo/local"
+	simengine "github.com/rollbus/rollbus/bench/engine"
+	"github.com/rollbus/rollbus/bench/workload"
 	"github.com/rollbus/rollbus/subjects"
 )
 
@@ -20,6 +23,7 @@ import (
 type Demo struct {
 	Trace       string  `type:"existingfile" help:"Trace to replay, Mooncake JSON Lines; without one a generated sample." placeholder:"FILE"`
 	Limit       int     `help:"Replay only so many of its requests; 0 = all." placeholder:"N"`
+	Shrink      int     `default:"1" help:"Divide every length of the trace by this." placeholder:"N"`
 	Speed       float64 `help:"Replay so many times as fast, engines too; 0 = so that it takes --target." placeholder:"X"`
 	Target      float64 `default:"15" help:"Seconds that the arrivals may take when --speed is not given." placeholder:"S"`
 	Engines     int     `default:"4" help:"Simulated engines." placeholder:"N"`
@@ -79,13 +83,14 @@ func (c *Demo) config(a *app) (demo.Config, error) {
 	if err := settings.Validate(); err != nil {
 		return demo.Config{}, coded(exitUsage, "demo: %w", err)
 	}
-	cfg, err := demo.Load(c.Trace, c.Limit)
+	w, err := c.workload()
 	if err != nil {
-		return cfg, coded(exitUsage, "demo: %w", err)
+		return demo.Config{}, coded(exitUsage, "demo: %w", err)
 	}
-	cfg.Speed = c.Speed
+	cfg := demo.Config{Workload: w, Speed: c.Speed}
 	if cfg.Speed == 0 {
-		cfg.Speed = max(1, cfg.Arrivals[len(cfg.Arrivals)-1].At.Seconds()/c.Target)
+		last := w.Rollouts[len(w.Rollouts)-1].At
+		cfg.Speed = min(max(1, last.Seconds()/c.Target), simengine.MaxTimeScale)
 	}
 	cfg.Local = local.Config{
 		Pool: "demo", Settings: settings, Dispatchers: c.Dispatchers, Version: programVersion(), Log: newLog(a.stderr, logging{LogLevel: "warn"}),
@@ -93,10 +98,33 @@ func (c *Demo) config(a *app) (demo.Config, error) {
 	}
 	for i := range c.Engines {
 		sim := simFlags{TimeScale: cfg.Speed}.config("sim", "")
+		sim.MaxModelLen = demoModelLen
 		cfg.Local.Engines = append(cfg.Local.Engines, local.Engine{Name: ordinal(i, nil), Sim: &sim})
 	}
 	return cfg, nil
 }
+
+// workload reads the trace. Turns of a trajectory wait for the answer before them.
+func (c *Demo) workload() (workload.Workload, error) {
+	o := workload.TraceOptions{Name: "sample", Job: "demo", Limit: c.Limit, Scale: c.Shrink, Chained: true}
+	r := workload.Sample()
+	if c.Trace != "" {
+		f, err := os.Open(c.Trace)
+		if err != nil {
+			return workload.Workload{}, err
+		}
+		defer f.Close()
+		o.Name, r = filepath.Base(c.Trace), f
+	}
+	w, err := workload.ReadTrace(r, o)
+	if err == nil && len(w.Rollouts) == 0 {
+		err = fmt.Errorf("trace %s: no row in it", o.Name)
+	}
+	return w, err
+}
+
+// demoModelLen takes the longest prompts of the public traces.
+const demoModelLen = 262_144
 
 // lineEvery is how often progress is printed where no bar can be drawn.
 const lineEvery = 3 * time.Second
@@ -111,7 +139,7 @@ func (c *Demo) show(a *app, cfg *demo.Config) (end func()) {
 	cfg.Started = func(p *local.Pool) {
 		say("pool demo: embedded NATS, %d dispatcher(s), %d simulated engines at %gx the speed of an 8B model on an H100",
 			len(p.Dispatchers), len(p.Sims), round1(cfg.Speed))
-		say("policy %s (%s); replaying %d rollouts of %s", p.Settings.Policy, p.Settings.Mode, len(cfg.Arrivals), cfg.Trace)
+		say("policy %s (%s); replaying %d rollouts of %s", p.Settings.Policy, p.Settings.Mode, len(cfg.Workload.Rollouts), cfg.Workload.Name)
 	}
 	if c.NoProgress {
 		return func() {}
@@ -127,7 +155,7 @@ func (c *Demo) show(a *app, cfg *demo.Config) (end func()) {
 		}
 		return func() {}
 	}
-	bar := progressbar.NewOptions(len(cfg.Arrivals), progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetWidth(32),
+	bar := progressbar.NewOptions(len(cfg.Workload.Rollouts), progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetWidth(32),
 		progressbar.OptionShowCount(), progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(false))
 	cfg.Progress = func(p demo.Progress) {
 		bar.Describe(fmt.Sprintf("%4d running", p.Running))
