@@ -59,6 +59,7 @@ func ReadEpisodes(r io.Reader, name, job string) (Workload, error) {
 	for i := range w.Rollouts {
 		w.Rollouts[i].Size = sizes[w.Rollouts[i].Group]
 	}
+	limit(w.Rollouts)
 	return w, nil
 }
 

@@ -79,7 +79,7 @@ func (c Reasoning) Workload() (Workload, error) {
 			n, z, at := c.NMin+rng.IntN(c.NMax-c.NMin+1), rng.NormFloat64(), arr.next()
 			for i := range n {
 				w.Rollouts = append(w.Rollouts, Rollout{Job: c.Job, ID: fmt.Sprintf("%s-%02d", group, i), Prompt: prompt,
-					Output: c.Output.At(correlated(rng, z, rho)), At: at, Step: int64(step + 1), Group: group, Index: i, Size: n})
+					Output: c.Output.At(correlated(rng, z, rho)), Limit: c.Output.Max, At: at, Step: int64(step + 1), Group: group, Index: i, Size: n})
 			}
 		}
 	}
@@ -128,7 +128,7 @@ func (c Agentic) Workload() (Workload, error) {
 			prompt = append(prompt, Segment{ID: contentID("task", seed, c.Job, group), Tokens: c.Task.Draw(rng)})
 			at := arr.next()
 			for i := range c.N {
-				first := Rollout{Job: c.Job, Group: group, Index: i, Size: c.N, Step: int64(step + 1), At: at,
+				first := Rollout{Job: c.Job, Group: group, Index: i, Size: c.N, Step: int64(step + 1), At: at, Limit: c.Output.Max,
 					Trajectory: fmt.Sprintf("%s-%02d", group, i), Prompt: prompt}
 				w.Rollouts = appendTurns(w.Rollouts, first, c.fit(rng, first.PromptTokens()))
 			}
@@ -210,7 +210,7 @@ func (c HotPrefix) Workload() (Workload, error) {
 		if rng.Float64() < c.Cold {
 			shared = contentID("cold", seed, c.Job, id)
 		}
-		w.Rollouts = append(w.Rollouts, Rollout{Job: c.Job, ID: id, Output: c.Output.Draw(rng), At: arr.next(), Index: i,
+		w.Rollouts = append(w.Rollouts, Rollout{Job: c.Job, ID: id, Output: c.Output.Draw(rng), Limit: c.Output.Max, At: arr.next(), Index: i,
 			Prompt: []Segment{{shared, c.Prefix}, {contentID("own", seed, c.Job, id), c.Suffix.Draw(rng)}}})
 	}
 	return w, nil

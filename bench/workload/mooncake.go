@@ -249,6 +249,7 @@ func FromRows(rows []Row, o TraceOptions) (Workload, error) {
 		r := &w.Rollouts[i]
 		r.Size = sizes[[2]string{r.Job, r.Group}]
 	}
+	limit(w.Rollouts)
 	return w, nil
 }
 

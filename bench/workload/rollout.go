@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"encoding/json"
 	"math/bits"
 	"strconv"
@@ -21,6 +22,7 @@ type Rollout struct {
 	Job, ID string
 	Prompt  []Segment
 	Output  int // tokens it will generate
+	Limit   int // its job's max_tokens, from which nobody can tell the output; 0 = twice the output
 
 	// At is when it is submitted: from the start in an open loop, from the
 	// start of its step in a closed one. Ignored when After is set.
@@ -141,11 +143,26 @@ func (n *namer) add(dst []uint64, s Segment) []uint64 {
 	return dst
 }
 
+// powerOfTwo that is at least n.
+func powerOfTwo(n int) int { return 1 << bits.Len(uint(max(1, n)-1)) }
+
+// limit gives every rollout of a job the same Limit: the first power of two
+// above all its outputs.
+func limit(rs []Rollout) {
+	most := map[string]int{}
+	for i := range rs {
+		most[rs[i].Job] = max(most[rs[i].Job], rs[i].Output)
+	}
+	for i := range rs {
+		rs[i].Limit = powerOfTwo(most[rs[i].Job] + 1)
+	}
+}
+
 // RequestOptions say how a rollout becomes a message.
 type RequestOptions struct {
 	Model string
-	// MaxTokens of every request, the job's limit; 0 = twice the output rounded
-	// up to a power of two. An output that reaches it ends by length.
+	// MaxTokens of every request; 0 = the rollout's Limit. An output that
+	// reaches it ends by length.
 	MaxTokens int
 	// Forced makes any engine generate exactly Output tokens: max_tokens is the
 	// output and EOS is ignored. Otherwise a simulated engine is told where to
@@ -165,10 +182,7 @@ func (r *Rollout) Request(o RequestOptions) *subjects.Request {
 	if o.Forced {
 		q.Sampling.MaxTokens, q.Sampling.IgnoreEOS = r.Output, true
 	} else {
-		q.Sampling.MaxTokens = o.MaxTokens
-		if q.Sampling.MaxTokens == 0 {
-			q.Sampling.MaxTokens = 2 << bits.Len(uint(max(1, r.Output)-1))
-		}
+		q.Sampling.MaxTokens = cmp.Or(o.MaxTokens, r.Limit, 2*powerOfTwo(r.Output))
 		total := strconv.Itoa(len(q.PromptTokenIDs) + r.Output)
 		q.Sampling.Extra = map[string]json.RawMessage{"sim_total_tokens": json.RawMessage(total)}
 	}

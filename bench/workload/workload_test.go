@@ -230,6 +230,15 @@ func TestARolloutBecomesARequestThatIsValid(t *testing.T) {
 	}
 }
 
+func TestMaxTokensTellNothingAboutTheOutput(t *testing.T) {
+	w := trace(t, line(0, 5, 5, 0)+line(0, 5, 512, 1), TraceOptions{})
+	for i := range w.Rollouts {
+		if got := w.Rollouts[i].Request(RequestOptions{}).Sampling.MaxTokens; got != 1024 {
+			t.Errorf("an output of %d got max_tokens %d, want its job's 1024", w.Rollouts[i].Output, got)
+		}
+	}
+}
+
 func TestEpisodesBecomeChainsOfGrowingPrompts(t *testing.T) {
 	in := `{"group":"a","stream":0,"prompt_len":100,"out_lens":[10,20],"obs_lens":[5]}
 {"group":"a","stream":1,"prompt_len":100,"out_lens":[7],"obs_lens":[0]}
