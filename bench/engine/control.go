@@ -14,7 +14,13 @@ import (
 // Version that /version reports.
 const Version = "0.0.0+rollbus.simulated"
 
-func (l *life) handleHealth(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
+func (l *life) handleHealth(w http.ResponseWriter, _ *http.Request) {
+	if l.s.dead.Load() {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	}
+	w.WriteHeader(http.StatusOK)
+}
 
 func (l *life) handleVersion(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]any{"version": Version, "simulated": true})

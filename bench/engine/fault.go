@@ -42,6 +42,7 @@ const (
 	FaultKeep         FaultKind = "keep"          // goes on when the client leaves
 
 	FaultWedge   FaultKind = "wedge"   // no step is made any more, /health stays 200; until cleared
+	FaultDead    FaultKind = "dead"    // /health 503, requests 500, as after the death of the engine core; until cleared
 	FaultDie     FaultKind = "die"     // listener and connections closed
 	FaultRestart FaultKind = "restart" // a new life on the same address
 	FaultClear   FaultKind = "clear"   // forgets all that is armed, ends a wedge
@@ -50,7 +51,7 @@ const (
 var requestFaults = []FaultKind{FaultHang, Fault500, Fault503, Fault429, FaultDrip, FaultTruncate, FaultErrorAfter,
 	FaultAbort, FaultAbortSilent, FaultDisconnectAt, FaultHTML, FaultKeep}
 
-var serverFaults = []FaultKind{FaultWedge, FaultDie, FaultRestart, FaultClear}
+var serverFaults = []FaultKind{FaultWedge, FaultDead, FaultDie, FaultRestart, FaultClear}
 
 // Validate reports everything that is wrong at once.
 func (f Fault) Validate() error {
@@ -132,9 +133,12 @@ func (s *Server) Arm(f Fault) error {
 		return s.Restart()
 	case FaultClear:
 		s.faults.clear()
+		s.dead.Store(false)
 		return s.wedge(false)
 	case FaultWedge:
 		return s.wedge(true)
+	case FaultDead:
+		s.dead.Store(true)
 	default:
 		return s.faults.add(f)
 	}

@@ -182,6 +182,19 @@ func TestAWedgedEngineIsHealthyAndMakesNoStep(t *testing.T) {
 	}
 }
 
+func TestADeadCoreSaysSoUntilItIsCleared(t *testing.T) {
+	r := start(t, fast())
+	r.arm(m{"kind": "dead"})
+	if status, _ := r.call("GET", "/health", nil); status != 503 {
+		t.Errorf("/health: %d", status)
+	}
+	if status, _ := r.call("POST", "/v1/completions", short()); status != 500 {
+		t.Errorf("a request: %d", status)
+	}
+	r.arm(m{"kind": "clear"})
+	r.ok("/v1/completions", short())
+}
+
 // scenario R20: closing the client does not stop the engine.
 func TestAClientThatLeavesStopsItsRequestUnlessTheEngineKeepsIt(t *testing.T) {
 	r := start(t, engine.Config{TimeScale: 20})

@@ -12,6 +12,11 @@ import (
 func (l *life) handleCompletions(w http.ResponseWriter, r *http.Request) { l.generate(w, r, false) }
 func (l *life) handleChat(w http.ResponseWriter, r *http.Request)        { l.generate(w, r, true) }
 
+const (
+	coreIssue = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+	queueFull = "The waiting queue is full. Please try again later."
+)
+
 // drop ends the connection without an end of the answer.
 func drop() { panic(http.ErrAbortHandler) }
 
@@ -21,13 +26,16 @@ func (l *life) generate(w http.ResponseWriter, r *http.Request, chat bool) {
 		return
 	}
 	f := l.s.faults.take()
+	if l.s.dead.Load() {
+		f = &Fault{Kind: Fault500}
+	}
 	if l.refuse(w, r, f) {
 		return
 	}
 	j, err := l.submit(c.gen)
 	switch {
 	case errors.Is(err, ErrQueueFull):
-		writeError(w, http.StatusServiceUnavailable, "ServiceUnavailableError", "The waiting queue is full. Please try again later.")
+		writeError(w, http.StatusServiceUnavailable, "ServiceUnavailableError", queueFull)
 		return
 	case isDown(err):
 		drop()
@@ -58,9 +66,9 @@ func (l *life) refuse(w http.ResponseWriter, r *http.Request, f *Fault) bool {
 		<-r.Context().Done()
 		drop()
 	case Fault500:
-		writeError(w, http.StatusInternalServerError, "InternalServerError", "EngineCore encountered an issue. See stack trace (above) for the root cause.")
+		writeError(w, http.StatusInternalServerError, "InternalServerError", coreIssue)
 	case Fault503:
-		writeError(w, http.StatusServiceUnavailable, "ServiceUnavailableError", "The waiting queue is full. Please try again later.")
+		writeError(w, http.StatusServiceUnavailable, "ServiceUnavailableError", queueFull)
 	case Fault429:
 		writeError(w, http.StatusTooManyRequests, "RateLimitError", "Failed to enqueue request, waiting requests queue is full")
 	case FaultHTML:
@@ -189,7 +197,7 @@ func (x *exchange) finish(end *End) {
 }
 
 func (x *exchange) failure() {
-	e := map[string]apiError{"error": {Message: "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+	e := map[string]apiError{"error": {Message: coreIssue,
 		Type: "InternalServerError", Code: http.StatusInternalServerError}}
 	if event(&x.buf, e) != nil {
 		drop()
@@ -226,7 +234,7 @@ func (x *exchange) whole() {
 			return
 		case end == nil:
 		case end.Reason == ReasonError:
-			writeError(x.w, http.StatusInternalServerError, "InternalServerError", "EngineCore encountered an issue. See stack trace (above) for the root cause.")
+			writeError(x.w, http.StatusInternalServerError, "InternalServerError", coreIssue)
 			return
 		default:
 			x.write(all, end)
@@ -242,7 +250,7 @@ func (x *exchange) write(all []uint32, end *End) {
 func (x *exchange) strikeWhole(all []uint32) {
 	switch x.f.Kind {
 	case FaultErrorAfter:
-		writeError(x.w, http.StatusInternalServerError, "InternalServerError", "EngineCore encountered an issue. See stack trace (above) for the root cause.")
+		writeError(x.w, http.StatusInternalServerError, "InternalServerError", coreIssue)
 	case FaultAbort, FaultAbortSilent:
 		x.write(all, &End{Reason: ReasonAbort, Tokens: len(all), Cached: max(0, x.j.Cached())})
 	case FaultTruncate:

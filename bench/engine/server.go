@@ -23,6 +23,7 @@ type Server struct {
 	cfg    Config
 	faults armed
 	ids    atomic.Uint64
+	dead   atomic.Bool // FaultDead
 
 	mu     sync.Mutex // held over starting and ending a life
 	life   *life      // nil = down
@@ -101,6 +102,7 @@ func (s *Server) begin() error {
 	}
 	s.addr = ln.Addr().String()
 	s.lives++
+	s.dead.Store(false)
 	l := &life{s: s, n: s.lives, started: time.Now(), ctx: ctx, cancel: cancel, drv: d, weights: s.cfg.WeightVersion}
 	l.srv = &http.Server{
 		Handler:           l.handler(),
