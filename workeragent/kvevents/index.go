@@ -71,7 +71,7 @@ type Index struct {
 	now   time.Duration
 	stats Stats
 
-	byHash  map[uint64]uint32
+	byHash  table[uint32]
 	nodes   []node // [0] is nobody
 	free    uint32 // list of free nodes, by next
 	tokens  []uint32
@@ -81,7 +81,8 @@ type Index struct {
 	parked  parking
 	lower   []lowered // stores to lower tiers, oldest first
 	scratch []uint32
-	sized   bool // an alarm about the block size was given
+	sink    uint64 // keeps touch from being optimised away
+	sized   bool   // an alarm about the block size was given
 }
 
 // node is one engine block.
@@ -135,7 +136,7 @@ func NewIndex(cfg IndexConfig, view *View, alarm func(AlarmKind, string)) *Index
 }
 
 func (x *Index) empty() {
-	x.byHash = map[uint64]uint32{}
+	x.byHash = table[uint32]{}
 	x.nodes, x.free = make([]node, 1, 64), 0
 	x.chunks, x.freed, x.tokens = make([]chunk, 1, 16), nil, make([]uint32, x.cfg.BlockTokens)
 	x.multi = map[uint32][]uint64{}
@@ -146,7 +147,7 @@ func (x *Index) empty() {
 // Stats so far.
 func (x *Index) Stats() Stats {
 	s := x.stats
-	s.Nodes, s.Parked = len(x.byHash), x.parked.len()
+	s.Nodes, s.Parked = x.byHash.len(), x.parked.len()
 	return s
 }
 
@@ -367,7 +368,7 @@ func (x *Index) drop(i uint32) {
 		if n.chunk != 0 {
 			x.release(n.chunk)
 		}
-		delete(x.byHash, n.hash)
+		x.byHash.del(n.hash)
 		if len(x.multi) > 0 {
 			delete(x.multi, i)
 		}

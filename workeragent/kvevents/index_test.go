@@ -424,7 +424,7 @@ func TestTheIndexAgreesWithAModel(t *testing.T) {
 				v.mu.Lock()
 				x.show(false)
 				v.flush()
-				if n := len(v.blocks); n != 0 {
+				if n := v.blocks.len(); n != 0 {
 					rt.Fatalf("%d blocks of a hidden rank", n)
 				}
 				x.show(true)

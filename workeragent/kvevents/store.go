@@ -28,9 +28,10 @@ func (x *Index) Apply(now time.Duration, b *Batch, alone bool) {
 }
 
 func (x *Index) remove(e *Event) {
+	x.sink += x.byHash.touch(e.Hashes)
 	for _, h := range e.Hashes {
-		i, ok := x.byHash[h]
-		if !ok {
+		i := x.byHash.get(h)
+		if i == 0 {
 			if !x.parked.remove(h) {
 				x.stats.UnknownRemoved++
 			}
@@ -101,9 +102,10 @@ func (x *Index) chain(e *Event) bool {
 		return false
 	}
 	x.stats.Blocks += int64(k)
+	x.sink += x.byHash.touch(e.Hashes)
 	size := e.BlockSize
 	for i, h := range e.Hashes {
-		if known, ok := x.byHash[h]; ok {
+		if known := x.byHash.get(h); known != 0 {
 			if n := &x.nodes[known]; n.parent != at.node || n.ns != at.ns && n.flags&at.flags&opaque == 0 {
 				x.ambiguous(known)
 				return true
@@ -122,7 +124,7 @@ func (x *Index) chain(e *Event) bool {
 			return true
 		}
 		x.grow(n, at, e, i*size)
-		x.byHash[h] = n
+		x.byHash.put(h, n)
 		x.set(n, e.Tier)
 		at = x.spotAt(n)
 	}
@@ -133,8 +135,8 @@ func (x *Index) chain(e *Event) bool {
 // root of a namespace. A store behind an unknown parent is parked.
 func (x *Index) begin(e *Event) (spot, bool) {
 	if e.HasParent {
-		i, ok := x.byHash[e.Parent]
-		if !ok {
+		i := x.byHash.get(e.Parent)
+		if i == 0 {
 			if !x.parked.add(e, x.now, x.cfg.MaxParked) {
 				x.stats.Orphans++
 			}
@@ -243,7 +245,7 @@ func (x *Index) grow(i uint32, at spot, e *Event, off int) {
 // move takes a store without tokens: blocks that are known from another tier.
 func (x *Index) move(e *Event) {
 	for _, h := range e.Hashes {
-		if i, ok := x.byHash[h]; ok {
+		if i := x.byHash.get(h); i != 0 {
 			x.set(i, e.Tier)
 		} else {
 			x.stats.UnknownMoved++

@@ -13,7 +13,7 @@ type View struct {
 	publish func(message []byte)
 	epoch   string
 	seq     uint64 // of the last change published
-	blocks  map[uint64]holders
+	blocks  table[holders]
 
 	// The change being written: head and hashes in buf, sent when another kind
 	// of change comes, when it is full, or at flush.
@@ -36,7 +36,7 @@ func NewView(epoch string, publish func(message []byte)) *View {
 	if publish == nil {
 		publish = func([]byte) {}
 	}
-	return &View{publish: publish, epoch: epoch, blocks: map[uint64]holders{}}
+	return &View{publish: publish, epoch: epoch}
 }
 
 // SetEpoch begins another life of the engine's cache: everything is gone, the
@@ -45,7 +45,7 @@ func (v *View) SetEpoch(epoch string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.flush()
-	clear(v.blocks)
+	v.blocks = table[holders]{}
 	v.epoch, v.seq = epoch, 0
 	v.change(Cleared, GPU, 0)
 	v.flush()
@@ -55,7 +55,7 @@ func (v *View) SetEpoch(epoch string) {
 func (v *View) Len() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return len(v.blocks)
+	return v.blocks.len()
 }
 
 // Seq is the epoch and the sequence of the last change.
@@ -71,8 +71,8 @@ func (v *View) Match(blocks []uint64) (n int, byTier [3]int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, b := range blocks {
-		h, ok := v.blocks[b]
-		if !ok {
+		h := v.blocks.get(b)
+		if h == (holders{}) {
 			return n, byTier
 		}
 		n++
@@ -92,11 +92,11 @@ func (v *View) add(t Tier, ns, block uint64) {
 	if t > SSD {
 		return
 	}
-	h := v.blocks[block]
+	h := v.blocks.get(block)
 	if h[t]++; h[t] == 0 {
 		h[t]-- // 65,536 holders: stuck, until the engine clears
 	}
-	v.blocks[block] = h
+	v.blocks.put(block, h)
 	if h[t] == 1 {
 		v.write(Stored, t, ns, block)
 	}
@@ -107,16 +107,12 @@ func (v *View) del(t Tier, ns, block uint64) {
 	if t > SSD {
 		return
 	}
-	h, ok := v.blocks[block]
-	if !ok || h[t] == 0 {
+	h := v.blocks.get(block)
+	if h[t] == 0 {
 		return
 	}
 	h[t]--
-	if h == (holders{}) {
-		delete(v.blocks, block)
-	} else {
-		v.blocks[block] = h
-	}
+	v.blocks.put(block, h) // nobody left: deleted
 	if h[t] == 0 {
 		v.write(Removed, t, ns, block)
 	}
@@ -125,7 +121,7 @@ func (v *View) del(t Tier, ns, block uint64) {
 // reset forgets everything and says so in one message.
 func (v *View) reset() {
 	v.flush()
-	clear(v.blocks)
+	v.blocks = table[holders]{}
 	v.change(Cleared, GPU, 0)
 	v.flush()
 }
@@ -165,7 +161,7 @@ func (v *View) Snapshot(send func(part []byte) error) error {
 	v.flush()
 	epoch, seq := v.epoch, v.seq
 	var sets [3][]uint64
-	for b, h := range v.blocks {
+	for b, h := range v.blocks.all() {
 		for t, n := range h {
 			if n > 0 {
 				sets[t] = append(sets[t], b)

@@ -12,6 +12,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"slices"
 )
 
 // What can be wrong with a value.
@@ -365,42 +366,51 @@ func (r *Reader) skipExt() error {
 // AppendUint32s reads n integers of 0..2^32-1 and appends them to dst. It is
 // the inner loop of event decoding: token ids.
 func (r *Reader) AppendUint32s(dst []uint32, n int) ([]uint32, error) {
+	if n > r.Left() {
+		return dst, ErrShort
+	}
+	at := len(dst)
+	dst = slices.Grow(dst, n)[:at+n]
 	b, i := r.B, r.I
-	for ; n > 0; n-- {
-		if i >= len(b) {
-			return dst, ErrShort
+	for k := at; k < len(dst); k++ {
+		if i+5 > len(b) { // near the end: no room for the short cuts below
+			r.I = i
+			return r.appendSlow(dst[:k], at+n-k)
 		}
-		c := b[i]
-		switch {
+		switch c := b[i]; {
 		case c < 0x80:
-			dst = append(dst, uint32(c))
+			dst[k] = uint32(c)
 			i++
-			continue
-		case c == 0xce && i+5 <= len(b):
-			dst = append(dst, binary.BigEndian.Uint32(b[i+1:]))
+		case c == 0xce:
+			dst[k] = binary.BigEndian.Uint32(b[i+1:])
 			i += 5
-			continue
-		case c == 0xcd && i+3 <= len(b):
-			dst = append(dst, uint32(binary.BigEndian.Uint16(b[i+1:])))
+		case c == 0xcd:
+			dst[k] = uint32(binary.BigEndian.Uint16(b[i+1:]))
 			i += 3
-			continue
-		case c == 0xcc && i+2 <= len(b):
-			dst = append(dst, uint32(b[i+1]))
+		case c == 0xcc:
+			dst[k] = uint32(b[i+1])
 			i += 2
-			continue
+		default:
+			r.I = i
+			return r.appendSlow(dst[:k], at+n-k)
 		}
-		r.I = i
+	}
+	r.I = i
+	return dst, nil
+}
+
+func (r *Reader) appendSlow(dst []uint32, n int) ([]uint32, error) {
+	for range n {
+		at := r.I
 		v, err := r.Bits()
 		if err != nil {
 			return dst, err
 		}
 		if v > math.MaxUint32 {
-			r.I = i
+			r.I = at
 			return dst, ErrType
 		}
 		dst = append(dst, uint32(v))
-		i = r.I
 	}
-	r.I = i
 	return dst, nil
 }
