@@ -15,7 +15,8 @@ type Figures struct {
 	Refused   int `json:"refused"`   // rollouts only ever refused by a typed error
 	Completed int `json:"completed"` // answered with a sample: completed or truncated
 	Failed    int `json:"failed"`    // answered with anything else
-	Lost      int `json:"lost"`      // acknowledged and not answered
+	Lost      int `json:"lost"`      // acknowledged and not answered although the history has ended
+	Open      int `json:"open"`      // acknowledged and not answered yet: of a history that has not ended
 	// Duplicated counts second answers: the register written again, or two readers answered.
 	Duplicated int `json:"duplicated"`
 
@@ -71,7 +72,7 @@ func Figure(h History) Figures {
 		if stored != 0 && (begin == 0 || stored < begin) {
 			begin = stored
 		}
-		f.count(s)
+		f.count(s, h.Ended)
 		for _, b := range s.binds {
 			sum(b.Held.Engine).Binds++
 		}
@@ -108,13 +109,17 @@ type engineSum struct {
 	held []time.Duration
 }
 
-func (f *Figures) count(s *story) {
+func (f *Figures) count(s *story, ended bool) {
 	first := s.first()
 	switch {
 	case s.accepted != nil:
 		f.Submitted++
-		if first == nil && !s.receivedOnly() {
+		switch {
+		case first != nil || s.receivedOnly():
+		case ended:
 			f.Lost++
+		default:
+			f.Open++
 		}
 	case s.refused != "" && first == nil:
 		f.Refused++

@@ -105,8 +105,8 @@ func (r *Recorder) start(ctx context.Context) error {
 		}
 	}
 	// The subscriptions must be in place before anything is submitted.
-	if err := r.nc.FlushWithContext(ctx); err != nil {
-		return fmt.Errorf("reach NATS: %w", err)
+	if err := r.flush(ctx); err != nil {
+		return err
 	}
 	bucket := func(kind string) string { return subjects.BucketStream(r.pool.Bucket(kind)) }
 	for _, f := range []struct {
@@ -122,6 +122,18 @@ func (r *Recorder) start(ctx context.Context) error {
 		if err := r.follow(ctx, f.stream, f.headers, f.handle); err != nil {
 			return fmt.Errorf("follow stream %s: %w", f.stream, err)
 		}
+	}
+	return nil
+}
+
+// flushWait bounds a round trip to the server, which needs a deadline.
+const flushWait = 10 * time.Second
+
+func (r *Recorder) flush(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, flushWait)
+	defer cancel()
+	if err := r.nc.FlushWithContext(ctx); err != nil {
+		return fmt.Errorf("reach NATS: %w", err)
 	}
 	return nil
 }
@@ -362,8 +374,8 @@ func (r *Recorder) Finish(ctx context.Context) (History, error) {
 }
 
 func (r *Recorder) catchUp(ctx context.Context) error {
-	if err := r.nc.FlushWithContext(ctx); err != nil {
-		return fmt.Errorf("reach NATS to finish the recording: %w", err)
+	if err := r.flush(ctx); err != nil {
+		return err
 	}
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()

@@ -21,6 +21,9 @@ type Report struct {
 	Lost       int `json:"lost"`
 	Duplicated int `json:"duplicated"`
 
+	Interrupted bool `json:"interrupted"` // told to stop before the end
+	Open        int  `json:"open"`        // unanswered then
+
 	Requeued     int `json:"requeued"`      // binds beyond the first of a rollout
 	DoubleRuns   int `json:"double_runs"`   // rollouts that ran twice at once
 	WastedTokens int `json:"wasted_tokens"` // of answers that came second
@@ -60,6 +63,7 @@ func newReport(h checker.History) Report {
 	f := checker.Figure(h)
 	r := Report{
 		Submitted: f.Submitted, Refused: f.Refused, Completed: f.Completed, Failed: f.Failed, Lost: f.Lost, Duplicated: f.Duplicated,
+		Interrupted: !h.Ended, Open: f.Open,
 		Requeued: f.Requeued, DoubleRuns: f.DoubleRuns, WastedTokens: f.WastedTokens,
 		PromptTokens: f.PromptTokens, CompletionTokens: f.CompletionTokens, CachedPromptFraction: fraction(f.CachedTokens, f.PromptTokens),
 		DispatchP50MS: ms(f.DispatchP50), DispatchP99MS: ms(f.DispatchP99), Seconds: round(f.Span.Seconds()),

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/signal"
@@ -48,10 +47,9 @@ func (c *Demo) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	// The first signal ends the demo in order; a second one is the system's.
+	// A signal ends the demo in order, within seconds; more of them change nothing.
 	ctx, stop := signal.NotifyContext(a.ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	context.AfterFunc(ctx, stop)
 	end := c.show(a, &cfg)
 	report, err := demo.Run(ctx, cfg)
 	end()
@@ -193,8 +191,11 @@ func printDemo(p printer, r *demo.Report) error {
 		fmt.Fprintf(p.w, "VIOLATION  %s\n", v)
 	}
 	verdict := "every promise was kept"
-	if !r.OK() {
+	switch {
+	case !r.OK():
 		verdict = "NOT KEPT: see above"
+	case r.Interrupted:
+		verdict = fmt.Sprintf("every promise was kept until it was interrupted, with %d rollouts unanswered", r.Open)
 	}
 	_, err := fmt.Fprintf(p.w, "checked    %s\n", verdict)
 	return err
