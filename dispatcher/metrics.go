@@ -1,0 +1,169 @@
+package dispatcher
+
+import (
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/rollbus/rollbus/dispatcher/core"
+)
+
+// metrics are all in a registry of their own. No label takes values that
+// trainers or agents choose.
+type metrics struct {
+	registry *prometheus.Registry
+
+	step, eventWait, dispatch                              prometheus.Histogram
+	queued, inHand, inHandBytes, waiting, stray, jobs      prometheus.Gauge
+	walking                                                prometheus.Gauge
+	disconnects, walked                                    prometheus.Counter
+	acks, pullErrors, consumers, malformed, dropped, looks *prometheus.CounterVec
+	writes, repeats, restarts, renewals, snapshots         *prometheus.CounterVec
+	walks, walkAnswers, decisions                          *prometheus.CounterVec
+
+	core *coreCounts
+}
+
+const namespace = "rollbus_dispatcher"
+
+func newMetrics() *metrics {
+	m := &metrics{registry: prometheus.NewRegistry()}
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help})
+		m.registry.MustRegister(c)
+		return c
+	}
+	vec := func(name, help string, labels ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
+		m.registry.MustRegister(c)
+		return c
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})
+		m.registry.MustRegister(g)
+		return g
+	}
+	histogram := func(name, help string, start, factor float64, n int) prometheus.Histogram {
+		h := prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: namespace, Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(start, factor, n),
+		})
+		m.registry.MustRegister(h)
+		return h
+	}
+	m.step = histogram("step_seconds", "Time of one step of the decision core.", 1e-6, 2, 18)
+	m.eventWait = histogram("event_wait_seconds", "Time that an event waited for the decision core.", 1e-6, 4, 12)
+	m.dispatch = histogram("dispatch_seconds", "From a request's acceptance in ROLLOUTS to its acknowledged bind, on the NATS server's clock.", 1e-3, 2, 20)
+	m.queued = gauge("events_waiting", "Events that wait for the decision core.")
+	m.inHand = gauge("in_hand_messages", "Messages fetched and neither acked nor given back.")
+	m.inHandBytes = gauge("in_hand_bytes", "Bytes of the messages in hand.")
+	m.waiting = gauge("queued_messages", "Messages in ROLLOUTS and RETRY at the last look, those in hand included.")
+	m.stray = gauge("stray_messages", "Messages in ROLLOUTS and RETRY whose subject names no job and lane: nobody fetches them.")
+	m.jobs = gauge("queues", "Queues that hold messages: lanes of jobs and their retries.")
+	m.walking = gauge("expiry_walker", "1 while this dispatcher walks the queues for deadlines and cancels.")
+	m.disconnects = counter("disconnects_total", "Times that the connection to NATS was lost.")
+	m.walked = counter("walked_messages_total", "Queued messages read by the expiry walker.")
+	m.acks = vec("acks_total", "Answers to consumers, by kind: ack, nak, and those that could not be sent.", "kind")
+	m.pullErrors = vec("pull_errors_total", "Pulls that ended with an error, by kind.", "kind")
+	m.consumers = vec("consumers_total", "What was done about consumers: ensured, refused, differs, stepdown, remade.", "what")
+	m.malformed = vec("malformed_total", "What could not be read, by kind: submit, load, cache, snapshot, delivery, view_<view>.", "kind")
+	m.dropped = vec("dropped_total", "What was dropped because the receiver was too slow: telemetry, decision.", "what")
+	m.looks = vec("looks_total", "Looks at the queues, by result.", "result")
+	m.writes = vec("writes_total", "Writes and leader reads, by kind and answer.", "write", "answer")
+	m.repeats = vec("write_repeats_total", "Identical repetitions of writes whose outcome was unknown.", "write")
+	m.restarts = vec("follower_restarts_total", "Followers begun anew, by view and cause.", "view", "cause")
+	m.renewals = vec("renewals_total", "Renewals of the own registration, by result.", "result")
+	m.snapshots = vec("snapshots_total", "Cache snapshots asked for, by result.", "result")
+	m.walks = vec("walks_total", "Steps of the expiry walker, by result.", "result")
+	m.walkAnswers = vec("walk_answers_total", "Queued requests answered by the expiry walker, by status.", "status")
+	m.decisions = vec("decisions_total", "Decisions, by policy mode and reason.", "mode", "reason")
+	m.core = &coreCounts{registry: m.registry, by: map[string]*coreCount{}}
+	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+func (m *metrics) decided(e core.Decision) {
+	// Modes and reasons are closed lists of package policy.
+	m.decisions.WithLabelValues(e.Mode, e.Reason).Inc()
+}
+
+func (m *metrics) count(e core.Count) { m.core.add(e) }
+
+// coreCounts are the Count effects: one family a name. Names and labels are the
+// core's own words; the bounds hold should one ever carry a foreign text.
+type coreCounts struct {
+	registry *prometheus.Registry
+
+	mu sync.Mutex
+	by map[string]*coreCount
+}
+
+type coreCount struct {
+	vec    *prometheus.CounterVec
+	labels map[string]struct{}
+}
+
+const (
+	maxCoreNames  = 128
+	maxCoreLabels = 64 // of one name; further ones are counted as "other"
+	maxLabelBytes = 48
+)
+
+func (c *coreCounts) add(e core.Count) {
+	if e.N <= 0 || !metricName(e.Name) {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	x := c.by[e.Name]
+	if x == nil {
+		if len(c.by) >= maxCoreNames {
+			return
+		}
+		x = &coreCount{labels: map[string]struct{}{}, vec: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: namespace, Name: "core_" + e.Name + "_total", Help: helpOf(e.Name),
+		}, []string{"label"})}
+		if c.registry.Register(x.vec) != nil {
+			return
+		}
+		c.by[e.Name] = x
+	}
+	label := e.Label
+	if _, known := x.labels[label]; !known {
+		if len(x.labels) >= maxCoreLabels || len(label) > maxLabelBytes {
+			label = "other"
+		}
+		x.labels[label] = struct{}{}
+	}
+	x.vec.WithLabelValues(label).Add(float64(e.N))
+}
+
+func metricName(s string) bool {
+	if s == "" || len(s) > 64 {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; !(c >= 'a' && c <= 'z' || c == '_' || i > 0 && c >= '0' && c <= '9') {
+			return false
+		}
+	}
+	return true
+}
+
+// coreHelp says what the core counts.
+var coreHelp = map[string]string{
+	"rebuilds":             "Times that the core asked for fresh views, by cause.",
+	"settings_refused":     "Pool settings that were refused whole; those before stay in force.",
+	"requeue_freezes":      "Times that many engines fell silent at once and requeueing was frozen.",
+	"reservations_expired": "Reservations that the server reclaimed by their TTL, by state.",
+	"requeues":             "Reservations requeued, by cause.",
+	"bind_refusals":        "Binds that were refused, by answer.",
+	"fetch_errors":         "Pulls that the core was told had failed.",
+}
+
+func helpOf(name string) string {
+	if h, ok := coreHelp[name]; ok {
+		return h
+	}
+	return "Counted by the decision core: " + name + "."
+}
