@@ -2,9 +2,9 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -189,7 +189,7 @@ func (d *driver) submit(j *Stream) error {
 		return ErrQueueFull
 	}
 	d.nth++
-	j.id = fmt.Sprintf("%d", d.nth)
+	j.id = strconv.FormatUint(d.nth, 10)
 	if d.holding {
 		d.held = append(d.held, j)
 	} else if err := d.add(j); err != nil {

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
+
 	"github.com/rollbus/rollbus/subjects/blockhash"
 )
 
@@ -107,10 +108,7 @@ type plan struct {
 // it (stop) at a stop token, a stop string, the named length, or, unless EOS is
 // ignored, where the drawn end falls.
 func planOutput(g *Generation, s sequence, mean int) plan {
-	named := 0
-	if g.OutputTokens > 0 {
-		named = g.OutputTokens
-	}
+	named := max(g.OutputTokens, 0)
 	if g.TotalTokens > 0 {
 		named = max(1, g.TotalTokens-len(g.Prompt))
 	}

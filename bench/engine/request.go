@@ -107,9 +107,7 @@ func (l *life) decode(w http.ResponseWriter, r *http.Request, chat bool) (*call,
 	default:
 		g.MaxTokens = 16
 	}
-	if g.Rank, err = rank(r.Header.Get("X-Data-Parallel-Rank")); err != nil {
-		errs = append(errs, err)
-	}
+	g.Rank = rank(r.Header.Get("X-Data-Parallel-Rank"))
 	if len(errs) > 0 {
 		badRequest(w, errors.Join(errs...).Error())
 		return nil, false
@@ -127,12 +125,11 @@ func deref(p *int) int {
 }
 
 // rank of the header; what is no integer is ignored, as by vLLM.
-func rank(h string) (*int, error) {
-	n, err := strconv.Atoi(h)
-	if h == "" || err != nil {
-		return nil, nil
+func rank(h string) *int {
+	if n, err := strconv.Atoi(h); err == nil {
+		return &n
 	}
-	return &n, nil
+	return nil
 }
 
 // modelNamed finds the LoRA behind a served name; the base model has none. An

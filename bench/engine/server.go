@@ -89,7 +89,7 @@ func (s *Server) begin() error {
 	if s.addr != "" {
 		listen = s.addr
 	}
-	ln, err := net.Listen("tcp", listen)
+	ln, err := new(net.ListenConfig).Listen(context.Background(), "tcp", listen)
 	if err != nil {
 		return fmt.Errorf("simulated engine %s: %w", s.cfg.Model, err)
 	}

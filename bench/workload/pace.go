@@ -33,7 +33,12 @@ func (d dueList) Less(i, j int) bool {
 	return d[i].at < d[j].at || d[i].at == d[j].at && d[i].i < d[j].i
 }
 func (d dueList) Swap(i, j int) { d[i], d[j] = d[j], d[i] }
-func (d *dueList) Push(x any)   { *d = append(*d, x.(dueItem)) }
+func (d *dueList) Push(x any) {
+	if item, ok := x.(dueItem); ok {
+		*d = append(*d, item)
+	}
+}
+
 func (d *dueList) Pop() any {
 	old := *d
 	last := old[len(old)-1]
@@ -92,7 +97,8 @@ func (p *Pace) Next() (time.Duration, bool) {
 func (p *Pace) Due(now time.Duration) []*Rollout {
 	var out []*Rollout
 	for len(p.due) > 0 && p.due[0].at <= now {
-		out = append(out, &p.w.Rollouts[heap.Pop(&p.due).(dueItem).i])
+		out = append(out, &p.w.Rollouts[p.due[0].i])
+		heap.Pop(&p.due)
 	}
 	return out
 }

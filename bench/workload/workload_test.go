@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/rollbus/rollbus/subjects/blockhash"
 )
 
@@ -264,17 +265,17 @@ func TestEpisodesBecomeChainsOfGrowingPrompts(t *testing.T) {
 }
 
 func TestTheSameSeedGivesTheSameWorkloadAndAnotherAnother(t *testing.T) {
-	for name, make := range map[string]func(seed uint64) (Workload, error){
+	for name, draw := range map[string]func(seed uint64) (Workload, error){
 		"reasoning": func(s uint64) (Workload, error) { return Reasoning{Seed: s}.Workload() },
 		"agentic":   func(s uint64) (Workload, error) { return Agentic{Seed: s, Tasks: 2}.Workload() },
 		"hot":       func(s uint64) (Workload, error) { return HotPrefix{Seed: s, Cold: 0.2, Prefixes: 3}.Workload() },
 	} {
-		a, err := make(1)
+		a, err := draw(1)
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, _ := make(1)
-		c, _ := make(2)
+		b, _ := draw(1)
+		c, _ := draw(2)
 		if !reflect.DeepEqual(a, b) {
 			t.Errorf("%s: one seed gave two workloads", name)
 		}
