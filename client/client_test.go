@@ -627,7 +627,7 @@ func TestASubmitThatNobodyAnsweredIsSafeToRepeat(t *testing.T) {
 		t.Errorf("%d are vouched for", c.Unanswered())
 	}
 	line.Heal()
-	h, err := c.Submit(ctxFor(t), request("0002"))
+	h, err := b.client().Submit(ctxFor(t), request("0002"))
 	must(t, err)
 	if q := b.queued(); len(q) != 2 || !h.Duplicate {
 		t.Errorf("%d stand in the queue; %+v", len(q), h)
