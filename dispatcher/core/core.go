@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/rollbus/rollbus/dispatcher/policy"
+	"github.com/rollbus/rollbus/dispatcher/prefix"
 	"github.com/rollbus/rollbus/subjects"
 )
 
@@ -16,6 +17,8 @@ type Config struct {
 	MaxInHand int
 	// MaxAnswered bounds the answered ids remembered. 1,000,000 when 0.
 	MaxAnswered int
+	// MaxIndexBytes bounds the block index, bytes. 512 MiB when 0.
+	MaxIndexBytes int64
 	// Explain makes Decision effects carry their candidates.
 	Explain bool
 }
@@ -64,7 +67,10 @@ type Core struct {
 	retired   *retiredLog
 	lengths   *policy.Lengths
 	sticky    *policy.Sticky
-	picks     uint64 // decisions that placed something, for ties
+	index     *prefix.Index
+	tags      []*engine    // by engine.tag; nil = free
+	hits      []prefix.Hit // reused by match
+	picks     uint64       // decisions that placed something, for ties
 	rec       policy.Record
 	frozen    time.Duration // contact clock until which requeueing waits; 0 = not frozen
 	freezeFor []string      // engines whose renewal lifts the freeze
@@ -89,7 +95,7 @@ func New(cfg Config) *Core {
 		engines: map[string]*engine{}, others: map[string]time.Duration{},
 		cancels: map[string]CancelPut{}, held: map[string][]*held{},
 		answered: newAnsweredSet(cfg.MaxAnswered), retired: newRetiredLog(cfg.MaxAnswered),
-		lengths: policy.NewLengths(), sticky: policy.NewSticky(),
+		lengths: policy.NewLengths(), sticky: policy.NewSticky(), index: prefix.New(prefix.Options{MaxBytes: cfg.MaxIndexBytes}),
 		jobs: map[string]*job{}, hand: map[Handle]*item{}, byKey: map[string]*item{},
 		queues: map[Queue]*queue{},
 	}
@@ -175,6 +181,10 @@ func (c *Core) take(ev Event) {
 		c.deadAnswer(e)
 	case Load:
 		c.putLoad(e)
+	case Cache:
+		c.putCache(e)
+	case Snapshot:
+		c.putSnapshot(e)
 	case Stop:
 		c.stop()
 	}
@@ -188,6 +198,8 @@ func (c *Core) count(name, label string) { c.emit(Count{Name: name, Label: label
 func (c *Core) tick() {
 	c.dirty = true
 	c.recheck()
+	c.index.Tick(c.now)
+	c.askAgain()
 	if c.now-c.swept < c.t.Sweep {
 		return
 	}

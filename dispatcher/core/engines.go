@@ -17,8 +17,10 @@ import (
 //
 // Ages are counted on the contact clock.
 type engine struct {
-	name string
-	at   int // index in Core.names and Core.cands
+	name  string
+	tag   int           // in Core.tags, while it lives
+	askAt time.Duration // its snapshot is asked for again then; 0 = not
+	at    int           // index in Core.names and Core.cands
 
 	reg      subjects.Engine
 	revision uint64        // of the registration
@@ -48,6 +50,7 @@ func (c *Core) engine(name string) *engine {
 	if e == nil {
 		e = &engine{name: name, held: map[string]*held{}, renewed: c.contact.total}
 		c.engines[name] = e
+		c.tag(e)
 		c.reindex()
 	}
 	return e
@@ -82,6 +85,7 @@ func (c *Core) putEngine(p EnginePut) {
 		e.recount()
 	}
 	c.judge(e)
+	c.know(e)
 	if c.frozen != 0 && slices.Contains(c.freezeFor, e.name) && e.health == policy.Ready {
 		c.frozen, c.freezeFor = 0, nil
 	}
@@ -140,6 +144,7 @@ func (c *Core) engineGone(g EngineGone) {
 	e.view = loadView{}
 	e.recount()
 	c.judge(e)
+	c.know(e)
 	c.refresh(e)
 }
 
@@ -168,6 +173,9 @@ func (c *Core) recheck() {
 		e := c.engines[n]
 		before := e.health
 		c.judge(e)
+		if e.health != before && e.lost() {
+			c.know(e)
+		}
 		if c.age(e) || e.health != before {
 			c.refresh(e)
 		}
@@ -196,6 +204,8 @@ func (c *Core) forgetEngines() {
 	for _, name := range c.names {
 		e := c.engines[name]
 		if e.lost() && len(e.held) == 0 && e.binding == nil && c.contact.total-e.renewed > 4*c.t.Lost {
+			c.index.Remove(name)
+			c.tags[e.tag] = nil
 			delete(c.engines, name)
 		}
 	}
@@ -238,7 +248,8 @@ func (c *Core) refresh(e *engine) {
 		Slots: e.reg.Slots, Window: e.reg.Slots + c.settings.PrefetchSlots(),
 		ReservedRequests: e.sum.Requests, ReservedTokens: e.sum.Tokens, ReservedPromptTokens: e.sum.PromptTokens,
 		LastPicked: e.picked, PreemptionBlockUntil: e.view.preempted, KVBlocked: e.view.kvBlocked,
-		Observed: e.observed(),
+		Observed:   e.observed(),
+		MatchKnown: c.index.Trusted(e.name), MatchApproximate: e.reg.Events == eventsApproximate,
 	}
 	if e.reg.MaxModelLen != nil {
 		cand.MaxModelLen = *e.reg.MaxModelLen

@@ -417,9 +417,15 @@ func (c *Core) decide(it *item) int {
 		},
 		Candidates: c.cands,
 	}
+	c.match(f)
 	undo := c.mark(f)
 	at := c.decider.Decide(&in, &c.rec)
+	it.predict = nil
+	if at >= 0 {
+		it.predict = c.predicted(at)
+	}
 	undo()
+	c.unmatch()
 	it.reason, it.policy = string(c.rec.Reason), c.rec.Policy
 	return at
 }
