@@ -42,7 +42,7 @@ race: ## The race detector where it pays
 
 .PHONY: lint
 lint: fmt-check vet ## Formatting, vet and golangci-lint
-	$(GOLANGCI_LINT) run ./...
+	$(GOLANGCI_LINT) run --allow-parallel-runners ./...
 
 .PHONY: fmt-check
 fmt-check: ## Fail if gofmt would change a file

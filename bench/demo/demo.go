@@ -43,7 +43,7 @@ const (
 
 // Run runs the demo. When ctx ends first, everything is stopped, and the report
 // tells how far it came beside the error.
-func Run(ctx context.Context, cfg Config) (Report, error) {
+func Run(ctx context.Context, cfg Config) (r Report, err error) {
 	if len(cfg.Workload.Rollouts) == 0 || cfg.Speed <= 0 {
 		return Report{}, fmt.Errorf("demo: %d rollouts at speed %g: give at least one, and a speed above 0", len(cfg.Workload.Rollouts), cfg.Speed)
 	}
@@ -52,7 +52,7 @@ func Run(ctx context.Context, cfg Config) (Report, error) {
 		if err != nil {
 			return Report{}, fmt.Errorf("demo: folder for the streams: %w", err)
 		}
-		defer os.RemoveAll(dir)
+		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 		cfg.Local.NATS.Dir = dir
 	}
 	pool, err := local.Start(ctx, cfg.Local)
@@ -69,7 +69,7 @@ func Run(ctx context.Context, cfg Config) (Report, error) {
 	if ctx.Err() != nil {
 		stopErr = nil
 	}
-	r := newReport(h)
+	r = newReport(h)
 	r.Trace, r.Dispatchers, r.TimeScale = cfg.Workload.Name, cfg.Local.Dispatchers, round(cfg.Speed)
 	r.Policy = pool.Settings.Policy
 	if pool.Settings.Mode != subjects.ModeEnforce {
@@ -145,11 +145,8 @@ func settled(ctx context.Context, rec *checker.Recorder) error {
 
 // endedEarly: a dispatcher or agent that ends while the demo runs is a failure.
 func endedEarly(run context.Context, err error) error {
-	if run.Err() != nil {
-		return nil
-	}
-	if err == nil {
-		err = errors.New("a dispatcher or agent ended before the demo did")
+	if run.Err() == nil && err == nil {
+		return errors.New("a dispatcher or agent ended before the demo did")
 	}
 	return err
 }

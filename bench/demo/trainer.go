@@ -72,7 +72,7 @@ func (t *trainer) read(ctx context.Context, answered chan<- *subjects.Result) er
 		}
 		if err := t.c.Done(ctx, res); err != nil {
 			if ctx.Err() != nil {
-				return nil //nolint:nilerr // told to end: the answer stays unread
+				return nil // told to end: the answer stays unread
 			}
 			return fmt.Errorf("receive %s.%s: %w", res.Job, res.ID, err)
 		}

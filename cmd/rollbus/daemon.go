@@ -151,8 +151,8 @@ func notify(state string) {
 	if err != nil {
 		return // systemd waits in vain and says so
 	}
-	defer conn.Close()
 	_, _ = conn.Write([]byte(state)) // the same
+	_ = conn.Close()
 }
 
 // web serves a part's metrics beside those of the process, and its health.

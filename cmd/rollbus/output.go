@@ -81,7 +81,7 @@ func (p printer) table(head []string, rows [][]string) error {
 			width[i] = max(width[i], len([]rune(r[i])))
 		}
 	}
-	print := func(cells []string) error {
+	line := func(cells []string) error {
 		var b strings.Builder
 		for i, c := range cells {
 			pad := strings.Repeat(" ", max(0, width[i]-len([]rune(c))))
@@ -96,7 +96,7 @@ func (p printer) table(head []string, rows [][]string) error {
 		return err
 	}
 	for _, r := range append([][]string{titles}, rows...) {
-		if err := print(r); err != nil {
+		if err := line(r); err != nil {
 			return err
 		}
 	}

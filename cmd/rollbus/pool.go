@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -91,7 +92,7 @@ func printSettings(l *look) error {
 		if err != nil {
 			return err
 		}
-		pairs := []string{"pool", l.pool.String(), "revision", fmt.Sprint(rev)}
+		pairs := []string{"pool", l.pool.String(), "revision", strconv.FormatUint(rev, 10)}
 		for _, r := range rows {
 			pairs = append(pairs, r[0], r[1])
 		}

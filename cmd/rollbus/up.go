@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -47,7 +48,7 @@ type addresses struct {
 func ordinal(i int, _ *url.URL) string { return fmt.Sprintf("e%d", i+1) }
 
 // Run serves until told to stop.
-func (c *Up) Run(a *app) error {
+func (c *Up) Run(a *app) (err error) {
 	cfg, err := c.config(a)
 	if err != nil {
 		return err
@@ -57,7 +58,7 @@ func (c *Up) Run(a *app) error {
 		if err != nil {
 			return fmt.Errorf("folder for the streams: %w", err)
 		}
-		defer os.RemoveAll(dir)
+		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 		cfg.NATS.Dir = dir
 	}
 	p, err := local.Start(a.ctx, cfg)
