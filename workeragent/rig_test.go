@@ -114,6 +114,18 @@ func (u *unit) epochText() string {
 	return u.epoch.String()
 }
 
+// moved waits until output of a run has come to the agent.
+func (a *agentRun) moved(r *rig, id string) {
+	r.t.Helper()
+	r.eventually("output of "+id+" has come", func() bool {
+		u := a.units[0]
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		x := u.runs["j."+id]
+		return x != nil && !x.moved.IsZero()
+	})
+}
+
 func (r *rig) launch(nc *nats.Conn, url string, change ...func(*Config)) *agentRun {
 	r.t.Helper()
 	ad, err := engine.NewOpenAI(engine.OpenAIConfig{URL: url})
@@ -448,6 +460,12 @@ type line struct {
 	tripped chan struct{}
 }
 
+// conn is a connection over the line.
+func (l *line) conn(r *rig) *nats.Conn {
+	r.t.Helper()
+	return r.node.Conn(r.t, nats.ReconnectBufSize(-1), nats.SetCustomDialer(l))
+}
+
 func (l *line) Dial(network, address string) (net.Conn, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -506,11 +524,21 @@ func (w *wire) Write(b []byte) (int, error) {
 	}
 	w.l.trip = nil
 	close(w.l.tripped)
-	n, err := 0, error(net.ErrClosed)
 	if w.l.after {
-		// The answer must not be read: half of the line is closed first.
-		n, err = w.Conn.Write(b)
+		// What is written arrives; what is answered is not read any more.
+		w.l.cut = true
+		return w.Conn.Write(b)
 	}
 	w.l.severLocked()
+	return 0, net.ErrClosed
+}
+
+func (w *wire) Read(b []byte) (int, error) {
+	n, err := w.Conn.Read(b)
+	w.l.mu.Lock()
+	defer w.l.mu.Unlock()
+	if w.l.cut {
+		return 0, net.ErrClosed
+	}
 	return n, err
 }

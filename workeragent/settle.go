@@ -53,8 +53,8 @@ func (u *unit) forget(key string, r *run) bool {
 	return ours
 }
 
-// toHandBack moves a key from those that run to those that are given back; its
-// place is free before the return is written, since whoever sees that may bind
+// toHandBack moves a key from those that run to those that are released or given
+// back; its place is free before that is written, since whoever sees it may bind
 // anew at once.
 func (u *unit) toHandBack(key string, r *run) bool {
 	u.mu.Lock()
@@ -80,7 +80,10 @@ func (u *unit) answer(r *run, v verdict) {
 	u.a.spooling(e, true)
 	end := u.commit(e)
 	u.a.spooling(e, false)
-	u.forget(key, r)
+	// From here to the release the key may be seen again (a view made anew) and
+	// must not be run again.
+	u.toHandBack(key, r)
+	defer u.doneHanding(r.res)
 	switch end {
 	case commitKilled:
 		return

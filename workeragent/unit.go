@@ -48,7 +48,7 @@ type unit struct {
 	spooling bool      // over the spool's bound
 
 	runs     map[string]*run   // reservations that are run or settled here, by rollout
-	handing  map[string]uint64 // reservations that are being given back, by rollout: their revision
+	handing  map[string]uint64 // reservations that are being released or given back, by rollout: their revision
 	seen     uint64            // highest revision that was looked at
 	ghosts   int               // runs that ended here and may still run at the engine
 	lastMove time.Time         // last output of any run
