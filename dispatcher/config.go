@@ -34,9 +34,6 @@ type Config struct {
 	// QuietDecisions publishes no decision lines.
 	QuietDecisions bool
 
-	// Cache reads cache events and snapshots; nil = none are listened for.
-	Cache CacheDecoder
-
 	// Recorder sees every step; nil = none.
 	Recorder Recorder
 	// Decisions is called with every decision record by the goroutine that owns

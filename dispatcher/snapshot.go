@@ -4,37 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
-	"time"
-
-	"github.com/nats-io/nats.go"
 
 	"github.com/rollbus/rollbus/dispatcher/core"
+	"github.com/rollbus/rollbus/workeragent/kvevents"
 )
-
-// CacheDecoder reads what agents publish of their engines' caches.
-type CacheDecoder interface {
-	// Event decodes one message of the cache subject of engine.
-	Event(engine string, data []byte) (core.Cache, error)
-	// Part decodes one part of a snapshot of engine.
-	Part(engine string, data []byte) (SnapshotPart, error)
-}
-
-// SnapshotPart is one message of an engine's whole block set.
-type SnapshotPart struct {
-	Epoch string
-	AsOf  uint64 // sequence of the last cache event it contains
-	Part  int    // from 0, without gaps
-	Last  bool
-	Tiers []TierBlocks
-}
-
-// TierBlocks are blocks of one tier.
-type TierBlocks struct {
-	Tier   string
-	Blocks []uint64
-}
 
 // maxSnapshotParts bounds one snapshot: 512 KiB each.
 const maxSnapshotParts = 4096
@@ -44,7 +18,6 @@ var (
 	errSnapshotParts = errors.New("a part is missing or out of order")
 	errSnapshotOther = errors.New("the parts belong to different snapshots")
 	errSnapshotAgain = errors.New("asked for again")
-	errNoDecoder     = errors.New("this dispatcher reads no cache messages")
 )
 
 // snapshots are those under way, one an engine: asking again ends the older.
@@ -97,37 +70,33 @@ func (d *Dispatcher) snapshot(ctx context.Context, e core.AskSnapshot) {
 }
 
 func (d *Dispatcher) receiveSnapshot(ctx context.Context, e core.AskSnapshot) error {
-	decode := d.cfg.Cache
-	if decode == nil {
-		return errNoDecoder
-	}
 	inbox := d.nc.NewInbox()
-	parts := make(chan *nats.Msg, 64)
-	sub, err := d.nc.ChanSubscribe(inbox, parts)
+	sub, err := d.nc.SubscribeSync(inbox)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
+	if err := sub.SetPendingLimits(-1, maxBurstBytes); err != nil {
+		return err
+	}
 	if err := d.nc.PublishRequest(d.pool.Snapshot(e.Engine), inbox, nil); err != nil {
 		return err
 	}
-	idle := time.NewTimer(d.cfg.Timings.SnapshotIdle)
-	defer idle.Stop()
-	var first SnapshotPart
+	var first kvevents.Part
 	for n := range maxSnapshotParts {
-		var m *nats.Msg
-		select {
-		case <-ctx.Done():
+		wait, cancel := context.WithTimeoutCause(ctx, d.cfg.Timings.SnapshotIdle, errSnapshotIdle)
+		m, err := sub.NextMsgWithContext(wait)
+		idle := errors.Is(context.Cause(wait), errSnapshotIdle)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case <-idle.C:
+		case idle:
 			return errSnapshotIdle
-		case m = <-parts:
-			idle.Reset(d.cfg.Timings.SnapshotIdle)
+		case err != nil:
+			return err // no responders, or more than is buffered
 		}
-		if m.Header.Get("Status") == "503" {
-			return nats.ErrNoResponders
-		}
-		p, err := decode.Part(e.Engine, m.Data)
+		p, err := kvevents.DecodePart(m.Data, nil)
 		switch {
 		case err != nil:
 			d.metrics.malformed.WithLabelValues("snapshot").Inc()
@@ -137,7 +106,7 @@ func (d *Dispatcher) receiveSnapshot(ctx context.Context, e core.AskSnapshot) er
 		case p.AsOf != first.AsOf || p.Epoch != first.Epoch:
 			return errSnapshotOther
 		}
-		if p.Part != n {
+		if int(p.Number) != n {
 			return errSnapshotParts
 		}
 		if p.Epoch != e.Epoch {
@@ -149,8 +118,8 @@ func (d *Dispatcher) receiveSnapshot(ctx context.Context, e core.AskSnapshot) er
 			})
 		}
 		ok := n > 0 || say("begin", "", nil)
-		for _, t := range p.Tiers {
-			ok = ok && say("part", t.Tier, t.Blocks)
+		if len(p.Blocks) > 0 {
+			ok = ok && say("part", p.Tier.String(), p.Blocks)
 		}
 		if p.Last {
 			ok = ok && say("end", "", nil)
@@ -163,16 +132,4 @@ func (d *Dispatcher) receiveSnapshot(ctx context.Context, e core.AskSnapshot) er
 		}
 	}
 	return fmt.Errorf("%w: more than %d", errSnapshotParts, maxSnapshotParts)
-}
-
-// decodeCache refuses what speaks for another engine than its subject's.
-func (d *Dispatcher) decodeCache(engine string, m *nats.Msg) (core.Event, bool) {
-	if !goodToken(engine) || strings.Contains(engine, ".") {
-		return nil, false
-	}
-	c, err := d.cfg.Cache.Event(engine, m.Data)
-	if err != nil || c.Engine != engine {
-		return nil, false
-	}
-	return c, true
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rollbus/rollbus/dispatcher/core"
 	"github.com/rollbus/rollbus/subjects"
+	"github.com/rollbus/rollbus/workeragent/kvevents"
 )
 
 const (
@@ -96,13 +97,11 @@ func (d *Dispatcher) watchTelemetry(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = load.Unsubscribe() }()
-	if d.cfg.Cache != nil {
-		cache, err := on("cache", d.pool.Cache("*"), d.decodeCache)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = cache.Unsubscribe() }()
+	cache, err := on("cache", d.pool.Cache("*"), decodeCache)
+	if err != nil {
+		return err
 	}
+	defer func() { _ = cache.Unsubscribe() }()
 	for {
 		ev, ok := waiting.take(ctx)
 		if !ok || !d.send(ctx, ev) {
@@ -122,4 +121,19 @@ func decodeLoad(engine string, m *nats.Msg) (core.Event, bool) {
 		return nil, false
 	}
 	return core.Load{Load: l}, true
+}
+
+// decodeCache reads a cache event: see kvevents for its form.
+func decodeCache(engine string, m *nats.Msg) (core.Event, bool) {
+	if !goodToken(engine) {
+		return nil, false
+	}
+	c, err := kvevents.DecodeChange(m.Data, nil)
+	if err != nil {
+		return nil, false
+	}
+	return core.Cache{
+		Engine: engine, Epoch: c.Epoch, Seq: c.Seq, Namespace: c.Namespace,
+		Op: c.Kind.String(), Tier: c.Tier.String(), Blocks: c.Blocks,
+	}, true
 }
