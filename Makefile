@@ -54,6 +54,14 @@ vet: ## go vet, with every build tag
 	$(GO) vet ./...
 	$(GO) vet -tags shared ./...
 
+.PHONY: units
+units: build ## Check the systemd units with systemd-analyze
+	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
+	for unit in deploy/systemd/*.service; do \
+	  sed 's|/usr/local/bin/rollbus|$(CURDIR)/bin/rollbus|' "$$unit" > "$$dir/$$(basename "$$unit")"; \
+	done; \
+	systemd-analyze verify --man=no "$$dir"/*.service && echo "units: ok"
+
 .PHONY: fuzz-short
 fuzz-short: ## Each fuzz target for FUZZTIME (5s)
 	@found=0; \
