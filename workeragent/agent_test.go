@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 
 	simengine "github.com/rollbus/rollbus/bench/engine"
 	"github.com/rollbus/rollbus/bench/engine/model"
 	"github.com/rollbus/rollbus/kvstate"
+	"github.com/rollbus/rollbus/kvstate/natstest"
 	"github.com/rollbus/rollbus/subjects"
 	"github.com/rollbus/rollbus/workeragent/engine"
 )
@@ -196,6 +198,100 @@ func TestARequestLargerThanTheEngineIsRejectedWithBothSizes(t *testing.T) {
 	p.next().finish("stop")
 	if p.arrivals() != 1 {
 		t.Errorf("%d requests reached the engine", p.arrivals())
+	}
+}
+
+// scenario P23: a rank is checked before the engine could ignore it.
+func TestARankThatTheEngineDoesNotHaveIsRejected(t *testing.T) {
+	r := newRig(t)
+	p := newPuppet(t)
+	r.agent(p.url)
+	rank := 1
+	r.bind(request("0001", 5), func(h *subjects.Held) { h.Rank = &rank })
+	if got := r.result("0001"); got.Status != subjects.Rejected || got.Error.Code != "no_such_rank" {
+		t.Errorf("got %+v", got)
+	}
+	rank = 0
+	r.bind(request("0002", 5), func(h *subjects.Held) { h.Rank = &rank })
+	if c := p.next(); c.header.Get("X-Data-Parallel-Rank") != "0" {
+		t.Errorf("the engine was told %q", c.header.Get("X-Data-Parallel-Rank"))
+	}
+}
+
+func TestLogprobsThatTheAnswerMustCarryAreAskedFor(t *testing.T) {
+	r := newRig(t)
+	p := newPuppet(t)
+	r.agent(p.url)
+	req := request("0001", 5)
+	req.Return = &subjects.Return{Logprobs: true}
+	r.bind(req)
+	c := p.next()
+	if c.body["logprobs"] != 0.0 {
+		t.Errorf("asked for %v", c.body["logprobs"])
+	}
+	c.say(`data: {"choices":[{"index":0,"text":"a","token_ids":[1],"logprobs":{"token_logprobs":[-0.5]}}]}` + "\n\n")
+	c.finish("stop")
+	if got := r.result("0001"); string(got.Logprobs) != `{"token_logprobs":[-0.5]}` {
+		t.Errorf("got %s", got.Logprobs)
+	}
+}
+
+func TestAnAgentWaitsForAPoolThatIsMadeLater(t *testing.T) {
+	t.Parallel()
+	r := &rig{t: t, node: natstest.Server(t)}
+	r.nc = r.node.Conn(t)
+	r.pool, _ = subjects.NewPool("p")
+	var err error
+	if r.store, err = kvstate.Open(r.nc, r.pool); err != nil {
+		t.Fatal(err)
+	}
+	p := newPuppet(t)
+	a := r.launch(r.node.Conn(t, nats.ReconnectBufSize(-1)), p.url)
+	if a.Ready() == nil {
+		t.Error("without a pool the agent says that it is ready")
+	}
+	if err := subjects.Ensure(r.ctx(), r.store.JS(), r.pool, subjects.Layout{Budget: 128 << 20, LivenessTTL: time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("it is ready", func() bool { return a.Ready() == nil })
+	r.bind(request("0001", 5))
+	p.next()
+}
+
+func TestTheFirstAgentMakesThePoolWhenItMay(t *testing.T) {
+	t.Parallel()
+	r := &rig{t: t, node: natstest.Server(t)}
+	p := newPuppet(t)
+	a := r.launch(r.node.Conn(t, nats.ReconnectBufSize(-1)), p.url, func(c *Config) {
+		c.Layout = &subjects.Layout{Budget: 128 << 20, LivenessTTL: time.Second}
+	})
+	r.eventually("it is ready", func() bool { return a.Ready() == nil })
+}
+
+func TestOneAgentServesSeveralEngines(t *testing.T) {
+	r := newRig(t)
+	one, two := newPuppet(t), newPuppet(t)
+	a := r.agent(one.url, func(c *Config) {
+		ad, err := engine.NewOpenAI(engine.OpenAIConfig{URL: two.url})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Engines = append(c.Engines, EngineConfig{Name: "e2", Adapter: ad, Slots: 1})
+	})
+	r.eventually("both are ready", func() bool { return a.Ready() == nil })
+	e2, ok := r.engine("e2")
+	if e1, _ := r.engine("e1"); !ok || e1.Epoch == e2.Epoch || e2.Slots != 1 {
+		t.Fatalf("e1 %+v, e2 %+v", e1, e2)
+	}
+	body, _ := json.Marshal(request("0002", 5))
+	r.write(subjects.Held{Engine: "e2", Job: "j", ID: "0002", Bind: 1, Epoch: e2.Epoch, LeftMS: 60_000, Reader: "main"}, body)
+	r.bind(request("0001", 5))
+	one.next().tokens(1)
+	c := two.next()
+	c.tokens(1)
+	c.finish("stop")
+	if got := r.result("0002"); got.Route.Engine != "e2" {
+		t.Errorf("got %+v", got.Route)
 	}
 }
 

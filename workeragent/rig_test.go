@@ -40,6 +40,7 @@ type rig struct {
 
 func newRig(t *testing.T, change ...func(*subjects.Layout)) *rig {
 	t.Helper()
+	t.Parallel()
 	r := &rig{t: t, node: natstest.Server(t)}
 	r.nc = r.node.Conn(t, nats.ReconnectBufSize(-1))
 	var err error

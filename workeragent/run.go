@@ -99,6 +99,13 @@ func (u *unit) admit(r *run) (*subjects.Request, *verdict) {
 	if why := u.tooLarge(req); why != "" {
 		return nil, u.rejected(r, req, "too_large", why)
 	}
+	if why := u.noSuchRank(r.res.Rank); why != "" {
+		return nil, u.rejected(r, req, "no_such_rank", why)
+	}
+	if req.Return != nil && req.Return.Logprobs && req.Sampling.Logprobs == nil {
+		chosen := 0 // those of the chosen tokens
+		req.Sampling.Logprobs = &chosen
+	}
 	u.mu.Lock()
 	r.weight = u.caps.WeightVersion
 	u.mu.Unlock()
@@ -136,6 +143,17 @@ func (u *unit) tooLarge(req *subjects.Request) string {
 		return fmt.Sprintf("%s, engine %s holds %d (its max_model_len): shorten the prompt or max_tokens", what, u.name, model)
 	case total > 0 && need > total:
 		return fmt.Sprintf("%s, engine %s holds %d (its KV cache): shorten the prompt or max_tokens", what, u.name, total)
+	}
+	return ""
+}
+
+// noSuchRank checks a pinned data-parallel rank before the engine could ignore
+// it in silence (scenario P23).
+func (u *unit) noSuchRank(rank *int) string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if n := u.ranksLocked(); rank != nil && (*rank < 0 || *rank >= n) {
+		return fmt.Sprintf("data-parallel rank %d is pinned, engine %s has ranks 0 to %d", *rank, u.name, n-1)
 	}
 	return ""
 }

@@ -200,7 +200,11 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 	}
 }
 
-// open greets; on failure it closes c.
+// Open greets on a connection that exists; on failure it closes it.
+func Open(ctx context.Context, c net.Conn, opts Options) (*Conn, error) {
+	return open(ctx, c, opts.withDefaults())
+}
+
 func open(ctx context.Context, c net.Conn, opts Options) (*Conn, error) {
 	conn := &Conn{c: c, r: bufio.NewReaderSize(c, 64<<10), opts: opts}
 	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
