@@ -2,6 +2,7 @@ package workeragent
 
 import (
 	"errors"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -262,5 +263,46 @@ func TestEpochsOrderAgentsWithoutAClock(t *testing.T) {
 		if got := startOf(c.text, c.rev); got != c.want {
 			t.Errorf("%q at %d starts at %d, want %d", c.text, c.rev, got, c.want)
 		}
+	}
+}
+
+func TestAViewWithoutAKeyEndsItsRun(t *testing.T) {
+	r := newRig(t)
+	p := newPuppet(t)
+	a := r.agent(p.url)
+	stays := r.bind(request("stays", 50))
+	c1 := p.next()
+	moves := r.bind(request("moves", 50))
+	c2 := p.next()
+	r.bind(request("goes", 50))
+	c3 := p.next()
+	moves.Revision += 100
+	moves.State = subjects.StateReturned
+	a.units[0].swap([]kvstate.Reservation{moves, stays}, nil)
+	c2.left()
+	c3.left()
+	c1.tokens(1)
+	c1.finish("stop")
+	r.result("stays")
+	for _, id := range []string{"moves", "goes"} {
+		if _, err := r.store.Result(r.ctx(), "j", "main", id); !errors.Is(err, kvstate.ErrGone) {
+			t.Errorf("%s was answered: %v", id, err)
+		}
+	}
+}
+
+func TestALoadClaimsNoRevisionThatWasNotHandedOver(t *testing.T) {
+	u := newUnit(&Agent{log: slog.New(slog.DiscardHandler)}, EngineConfig{Name: "e1"})
+	at := func(rev uint64, p phase) *run {
+		return &run{phase: p, res: kvstate.Reservation{Revision: rev}}
+	}
+	u.seen = 9
+	u.runs["a"], u.runs["b"] = at(5, running), at(9, settling)
+	if got := u.appliedLocked(); got != 9 {
+		t.Errorf("all were handed over: claims %d", got)
+	}
+	u.runs["c"], u.runs["d"] = at(6, pending), at(8, pending)
+	if got := u.appliedLocked(); got != 5 {
+		t.Errorf("6 and 8 wait: claims %d", got)
 	}
 }
