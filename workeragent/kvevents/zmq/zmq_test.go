@@ -127,14 +127,16 @@ func TestAcceptsAPublisherThatDials(t *testing.T) {
 	defer l.Close()
 	pub := zmq4.NewPub(t.Context())
 	defer pub.Close()
-	if err := pub.Dial("tcp://" + l.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
+	dialled := make(chan error, 1)
+	go func() { dialled <- pub.Dial("tcp://" + l.Addr().String()) }()
 	c, err := l.Accept(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	if err := <-dialled; err != nil {
+		t.Fatal(err)
+	}
 	until(t, "subscription", func() bool { return len(pub.(zmq4.Topics).Topics()) == 1 })
 	_ = pub.Send(zmq4.NewMsgFrom([]byte("a"), []byte("b")))
 	if f := recv(t, c); len(f) != 2 {
