@@ -439,8 +439,94 @@ func TestWaitingGoesPastAnswersThatNobodyTakes(t *testing.T) {
 	res, err := c.Wait(ctxFor(t), c.Handle("0019"))
 	must(t, err)
 	must(t, c.Done(ctxFor(t), res))
+	cons, err := b.js.Consumer(ctxFor(t), b.pool.Results(), subjects.ConsumerTrainer(testJob, "main"))
+	must(t, err)
+	if n := cons.CachedInfo().NumAckPending; n > 4 {
+		t.Errorf("%d are fetched, 4 may be held", n)
+	}
 	if got := collect(t, c, 19); len(got) != 19 || got["0019"] != 0 {
 		t.Errorf("%v", got)
+	}
+}
+
+// An answer that was read from the register is not handed out a second time when
+// it is delivered.
+func TestWhatWasWaitedForIsNotHandedToALoopToo(t *testing.T) {
+	b := newBus(t, subjects.Layout{})
+	b.serve()
+	c := b.client(client.MaxHeld(1), client.PollEvery(20*time.Millisecond))
+	for _, id := range ids(2) {
+		_, err := c.Submit(ctxFor(t), request(id))
+		must(t, err)
+	}
+	_, err := c.Wait(ctxFor(t), c.Handle("0001")) // behind 0000, which fills the client
+	must(t, err)
+	if got := collect(t, c, 1); got["0000"] != 1 {
+		t.Errorf("%v", got)
+	}
+	b.none(c)
+}
+
+// Two processes of one name: what one has received the other does not hand out,
+// although it was fetched before.
+func TestWhatAnotherProcessReceivedIsNotHandedOut(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bus) {
+		for _, id := range ids(1) {
+			r := request(id)
+			r.Job = testJob
+			b.answer(r)
+		}
+		one, two := b.client(client.MaxHeld(1)), b.client()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_, err := one.Wait(ctx, one.Handle("nobody")) // reads, and holds 0000
+		want(t, err, context.DeadlineExceeded)
+		res, err := two.Wait(ctxFor(t), two.Handle("0000"))
+		must(t, err)
+		must(t, two.Done(ctxFor(t), res))
+		two.Close() // else it takes the probe
+		pass(t, 2*time.Second)
+		b.none(one)
+		one.Close()
+	})
+}
+
+func TestAnswersThatComeWhileAReaderLeavesReachTheNext(t *testing.T) {
+	b := newBus(t, subjects.Layout{})
+	b.serve()
+	sender := b.client()
+	const readers, each = 12, 40
+	all := ids(readers * each)
+	for i := range readers {
+		c := b.client(client.ManualDone())
+		left := make(chan struct{})
+		go func() {
+			defer close(left)
+			n := 0
+			for range c.Results(context.Background()) {
+				if n++; n == each/4 { // in the midst of them; none is received
+					return
+				}
+			}
+		}()
+		requests := func(yield func(*subjects.Request) bool) {
+			for _, id := range all[i*each : (i+1)*each] {
+				if !yield(request(id)) {
+					return
+				}
+			}
+		}
+		for _, err := range sender.SubmitMany(ctxFor(t), requests) {
+			must(t, err)
+		}
+		<-left
+		c.Close()
+	}
+	got := collect(t, b.client(), len(all))
+	for id, n := range got {
+		if n != 1 {
+			t.Errorf("%s came %d times", id, n)
+		}
 	}
 }
 
@@ -471,8 +557,12 @@ func TestAPoolThatDoesNotExistIsNamedAtOnce(t *testing.T) {
 	c, err := client.Open(ctxFor(t), node.Conn(t), "nowhere", testJob)
 	must(t, err)
 	defer c.Close()
+	began := time.Now()
 	_, err = c.Submit(ctxFor(t), request("0001"))
 	want(t, err, client.ErrNoPool)
+	if d := time.Since(began); d > 5*time.Second {
+		t.Errorf("only after %v", d)
+	}
 	_, err = c.Wait(ctxFor(t), c.Handle("0001"))
 	want(t, err, client.ErrNoPool)
 	n := 0
@@ -623,7 +713,9 @@ func TestASubmitThatNobodyAnsweredIsSafeToRepeat(t *testing.T) {
 	defer cancel()
 	_, err = c.Submit(ctx, request("0002"))
 	want(t, err, client.ErrUnknown)
-	if c.Unanswered() != 1 {
+	_, err = c.Submit(ctx, request("0001"))
+	want(t, err, client.ErrUnknown)
+	if c.Unanswered() != 1 { // 0001, which was stored the first time
 		t.Errorf("%d are vouched for", c.Unanswered())
 	}
 	line.Heal()
@@ -636,11 +728,15 @@ func TestASubmitThatNobodyAnsweredIsSafeToRepeat(t *testing.T) {
 
 func TestWithoutAConnectionNothingIsSentLater(t *testing.T) {
 	b := newBus(t, subjects.Layout{})
-	c := b.client()
+	nc := b.node.Conn(t)
+	c, err := client.Open(ctxFor(t), nc, "p", testJob)
+	must(t, err)
+	defer c.Close()
 	b.node.Stop()
+	natstest.Eventually(t, 10*time.Second, "the client sees it", func() bool { return !nc.IsConnected() })
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
-	_, err := c.Submit(ctx, request("0001"))
+	_, err = c.Submit(ctx, request("0001"))
 	want(t, err, client.ErrUnavailable)
 	b.node.Start()
 	_, err = c.Submit(ctxFor(t), request("0002"))

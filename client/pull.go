@@ -24,9 +24,9 @@ var errSilent = errors.New("the consumer fell silent")
 // read pulls answers until something is wrong with the consumer.
 //
 // It does by itself what jetstream.Consumer.Fetch does, for one reason: to leave
-// cleanly. Fetch unsubscribes after it has returned, and what the server
-// delivers in between is lost to the next reader until its AckWait, a minute,
-// has passed. Here the subscription ends first, then whatever came is given back.
+// cleanly. Fetch drops what the server sends while it ends, and that is lost to
+// the next reader until its AckWait, a minute, has passed. Here the subscription
+// is drained, and what came of it given back.
 func (b *inbox) read(consumer string) error {
 	c := b.c
 	ch := make(chan *nats.Msg, 4*fetchMost)
@@ -99,19 +99,24 @@ func status(m *nats.Msg) (over bool, err error) {
 	return true, fmt.Errorf("%s %s", code, text)
 }
 
-// leaveQuietly ends the subscription and gives back what came meanwhile.
+// leaveQuietly ends the subscription and gives back what came meanwhile. It
+// drains: unsubscribing would drop what the server had already sent.
 func (b *inbox) leaveQuietly(sub *nats.Subscription, ch <-chan *nats.Msg) {
 	c := b.c
-	_ = sub.Unsubscribe()
-	if c.nc.IsConnected() {
-		// After the flush the server delivers nothing here any more.
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		_ = c.nc.FlushWithContext(ctx)
+	if !c.nc.IsConnected() || sub.Drain() != nil {
+		_ = sub.Unsubscribe()
+		return
 	}
+	// After the flush the server delivers nothing here any more.
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = c.nc.FlushWithContext(ctx)
 	for {
 		select {
-		case m := <-ch:
+		case m, open := <-ch:
+			if !open {
+				return
+			}
 			if strings.HasPrefix(m.Reply, ackPrefix) {
 				c.tell(m.Reply, nakWord)
 			}

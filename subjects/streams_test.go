@@ -169,6 +169,9 @@ func TestTheRegisterTakesOneAnswerAndItsReceipt(t *testing.T) {
 	if _, err := js.Publish(ctx, subj, []byte(`{}`), jetstream.WithExpectLastSequencePerSubject(first.Sequence)); !wrongSequence(err) {
 		t.Errorf("an answer after received: got %v, want a refusal", err)
 	}
+	if s, err := js.Stream(ctx, p.Results()); err != nil || s.CachedInfo().State.Msgs != 1 {
+		t.Errorf("the register holds more than one message of a rollout: %v", err)
+	}
 	m := nats.NewMsg(subj)
 	m.Header.Set("Nats-Rollup", "all")
 	if _, err := js.PublishMsg(ctx, m); err == nil {
