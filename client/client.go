@@ -41,9 +41,6 @@ type Client struct {
 	wg   sync.WaitGroup // watch, pump, keep, sweep
 }
 
-// settingsTimeout bounds reading the pool's settings in Open.
-const settingsTimeout = 2 * time.Second
-
 // Open makes a client of a job. It reads the pool's settings and creates
 // nothing: streams are made by dispatchers or `rollbus pool init`.
 func Open(ctx context.Context, nc *nats.Conn, pool, job string, opts ...Option) (*Client, error) {
@@ -72,13 +69,13 @@ func Open(ctx context.Context, nc *nats.Conn, pool, job string, opts ...Option) 
 		c.secret = make([]byte, 32)
 		_, _ = rand.Read(c.secret) // never fails
 	}
+	c.line.renew()
 	if err := c.readSettings(ctx); err != nil {
 		return nil, err
 	}
 	c.ctx, c.stop = context.WithCancelCause(context.Background())
 	c.inbox = newInbox(c)
 	c.ledger = newLedger(c)
-	c.line.renew()
 	changed := nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
 	c.wg.Go(func() { c.watch(changed) })
 	return c, nil
@@ -89,9 +86,7 @@ func (c *Client) readSettings(ctx context.Context) error {
 		c.settings = c.opt.settings.WithDefaults()
 		return nil
 	}
-	wait, cancel := context.WithTimeout(ctx, settingsTimeout)
-	defer cancel()
-	s, _, err := c.store.Settings(wait)
+	s, err := c.poolSettings(ctx)
 	switch {
 	case err == nil, errors.Is(err, kvstate.ErrGone):
 	case ctx.Err() != nil:
@@ -99,6 +94,9 @@ func (c *Client) readSettings(ctx context.Context) error {
 	default:
 		// A credential may not read them: the defaults cost at worst some decoding.
 		c.opt.log.Info("settings of the pool were not read, defaults are used", "pool", c.pool.String(), "err", err)
+	}
+	if s.Validate() != nil { // those of a later version
+		s = subjects.Settings{}
 	}
 	c.settings = s.WithDefaults()
 	return nil

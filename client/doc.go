@@ -35,6 +35,20 @@
 // One process of a job reads under one reader name (default "main"); two
 // processes of one name share the answers between them.
 //
+// A credential for job j, reader r of pool p needs to publish
+//
+//	rollout.p.submit.j.*  rollout.p.ping  rollout.p.result.j.r.*
+//	$KV.rollbus_p_cancels.*.j  $KV.rollbus_p_cancels.*.j.>
+//	$JS.API.CONSUMER.CREATE.RESULTS_p.t-j-r.rollout.p.result.j.r.>
+//	$JS.API.CONSUMER.INFO.RESULTS_p.t-j-r  $JS.API.CONSUMER.MSG.NEXT.RESULTS_p.t-j-r
+//	$JS.ACK.RESULTS_p.t-j-r.>
+//	$JS.API.DIRECT.GET.RESULTS_p.rollout.p.result.j.r.*
+//	$JS.API.DIRECT.GET.KV_rollbus_pools.$KV.rollbus_pools.p
+//
+// and to subscribe to its inbox and rollout.p.tokens.j.*. With these alone the
+// last ledger sees the register only: what has no answer at its deadline and
+// three minutes is submitted once more without a look at the queue.
+//
 // To test against it: start an embedded nats-server with JetStream, call
 // subjects.Ensure, and answer by hand as the Examples do.
 package client

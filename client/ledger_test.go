@@ -18,6 +18,11 @@ import (
 // inBubble runs a story of minutes in fake time against a real server.
 func inBubble(t *testing.T, story func(t *testing.T, b *bus)) {
 	t.Helper()
+	inBubbleWith(t, story)
+}
+
+func inBubbleWith(t *testing.T, story func(t *testing.T, b *bus), opts ...natstest.Option) {
+	t.Helper()
 	dir := t.TempDir()
 	// The NATS library keeps timers in a pool, and one of a bubble must not be
 	// used outside of it: two collections empty a pool.
@@ -25,7 +30,7 @@ func inBubble(t *testing.T, story func(t *testing.T, b *bus)) {
 	emptyPools()
 	defer emptyPools()
 	synctest.Test(t, func(t *testing.T) {
-		story(t, newBus(t, subjects.Layout{}, natstest.InProcess(), natstest.Dir(dir)))
+		story(t, newBus(t, subjects.Layout{}, append(opts, natstest.InProcess(), natstest.Dir(dir))...))
 	})
 }
 

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -17,28 +18,50 @@ import (
 // credential of one job may be allowed. It may lag on R3: an answer found is an
 // answer, one not found may come. kvstate.ErrGone when there is none.
 func (c *Client) register(ctx context.Context, id string) (kvstate.Registered, error) {
-	ctx, done := c.attempt(ctx, kvstate.DefaultTimeout)
-	defer done()
-	subject := c.pool.Result(c.job, c.opt.reader, id)
-	m, err := c.nc.RequestMsgWithContext(ctx, &nats.Msg{Subject: "$JS.API.DIRECT.GET." + c.pool.Results() + "." + subject})
+	m, err := c.direct(ctx, c.pool.Results(), c.pool.Result(c.job, c.opt.reader, id))
 	if err != nil {
-		return kvstate.Registered{}, fmt.Errorf("%w: read %s: %w", kvstate.ErrUnavailable, subject, err)
-	}
-	switch status := m.Header.Get("Status"); status {
-	case "":
-	case "404":
-		return kvstate.Registered{}, fmt.Errorf("%w: %s", kvstate.ErrGone, subject)
-	default:
-		return kvstate.Registered{}, fmt.Errorf("%w: read %s: status %s", kvstate.ErrUnavailable, subject, status)
+		return kvstate.Registered{}, err
 	}
 	seq, err := strconv.ParseUint(m.Header.Get("Nats-Sequence"), 10, 64)
 	if err != nil {
-		return kvstate.Registered{}, fmt.Errorf("%w: read %s: no sequence in the answer", kvstate.ErrUnavailable, subject)
+		return kvstate.Registered{}, fmt.Errorf("%w: no sequence in the answer", kvstate.ErrUnavailable)
 	}
 	// A malformed header says nothing: the body is looked at instead.
 	a, _ := subjects.AnswerFromHeader(c.job, c.opt.reader, id, m.Header)
 	stored, _ := time.Parse(time.RFC3339Nano, m.Header.Get("Nats-Time-Stamp"))
 	return kvstate.Registered{Answer: a, Revision: seq, Stored: stored, Body: m.Data}, nil
+}
+
+// poolSettings reads the settings in the same way.
+func (c *Client) poolSettings(ctx context.Context) (s subjects.Settings, err error) {
+	m, err := c.direct(ctx, subjects.BucketStream(subjects.BucketPools), subjects.BucketSubject(subjects.BucketPools, c.pool.String()))
+	switch {
+	case err != nil:
+		return s, err
+	case len(m.Data) == 0: // deleted
+		return s, kvstate.ErrGone
+	}
+	err = json.Unmarshal(m.Data, &s)
+	return s, err
+}
+
+// direct gets the last message of an exact subject.
+func (c *Client) direct(ctx context.Context, stream, subject string) (*nats.Msg, error) {
+	ctx, done := c.attempt(ctx, kvstate.DefaultTimeout)
+	defer done()
+	m, err := c.nc.RequestMsgWithContext(ctx, &nats.Msg{Subject: "$JS.API.DIRECT.GET." + stream + "." + subject})
+	if err != nil {
+		return nil, fmt.Errorf("%w: read %s: %w", kvstate.ErrUnavailable, subject, err)
+	}
+	// An entry may bear a header of that name too; the server's own comes
+	// without a sequence.
+	if status := m.Header.Get("Status"); status != "" && m.Header.Get("Nats-Sequence") == "" {
+		if status == "404" {
+			return nil, fmt.Errorf("%w: %s", kvstate.ErrGone, subject)
+		}
+		return nil, fmt.Errorf("%w: read %s: status %s", kvstate.ErrUnavailable, subject, status)
+	}
+	return m, nil
 }
 
 // place is where a rollout was found.

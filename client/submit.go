@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/rollbus/rollbus/kvstate"
 	"github.com/rollbus/rollbus/subjects"
 )
 
@@ -175,8 +176,8 @@ func (c *Client) publish(ctx context.Context, e *entry) (*jetstream.PubAck, erro
 
 // noPool tells that NATS knows no queue of this pool: waiting does not help.
 func (c *Client) noPool(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, settingsTimeout)
-	defer cancel()
+	ctx, done := c.attempt(ctx, kvstate.DefaultTimeout)
+	defer done()
 	_, err := c.js.Stream(ctx, c.pool.Rollouts())
 	return errors.Is(err, jetstream.ErrStreamNotFound)
 }
