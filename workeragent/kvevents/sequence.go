@@ -66,6 +66,7 @@ type Sequencer[T any] struct {
 	retry    time.Duration // when a degraded stream is tried again
 	tries    int           // recoveries since it degraded
 	distrust bool          // what is known is wrong, not only incomplete
+	noRing   bool          // begin anew without a replay
 	steps    []Step[T]
 }
 
@@ -143,7 +144,7 @@ func (s *Sequencer[T]) Resume() []Step[T] {
 // what comes. Nothing is known, which is true.
 func (s *Sequencer[T]) begin() {
 	s.live, s.applied, s.partial, s.buffer = number{}, number{}, false, nil
-	s.asked, s.tries, s.distrust = 0, 0, false
+	s.asked, s.tries, s.distrust, s.noRing = 0, 0, false, false
 	if s.cfg.Replay {
 		s.first = true
 		s.ask(0)
@@ -316,14 +317,32 @@ func (s *Sequencer[T]) degrade(now time.Duration, reason string) {
 	s.step(Step[T]{Do: Degrade, Reason: reason})
 }
 
-// Distrust says that something of this stream was unreadable: what is known
-// may be wrong. After the cool-down everything is forgotten and begun anew.
-func (s *Sequencer[T]) Distrust(now time.Duration, reason string) []Step[T] {
+// Distrust says that what is known may be wrong, not only incomplete: an event
+// was unreadable, or a parent never came. After the cool-down everything is
+// forgotten and begun anew; from the ring if replay is set, else, since the
+// same bytes would come out of it again, with what is seen from then on.
+func (s *Sequencer[T]) Distrust(now time.Duration, reason string, replay bool) []Step[T] {
 	s.open()
 	if s.state != degraded {
 		s.degrade(now, reason)
 	}
-	s.distrust = true
+	s.distrust, s.noRing = true, !replay
+	return s.steps
+}
+
+// Lost says that live messages were dropped on the way here, the last ones
+// perhaps among them: no later number may ever show the gap.
+func (s *Sequencer[T]) Lost(now time.Duration) []Step[T] {
+	s.open()
+	if s.state != following || !s.applied.ok {
+		return s.steps
+	}
+	if s.cfg.Replay {
+		s.asked = 0
+		s.ask(s.applied.v + 1)
+	} else {
+		s.degrade(now, "messages were dropped, and no replay endpoint to ask")
+	}
 	return s.steps
 }
 
@@ -355,15 +374,22 @@ func (s *Sequencer[T]) Tick(now time.Duration) []Step[T] {
 		s.ask(s.applied.v + 1)
 		return s.steps
 	}
-	live := s.live
+	live, ring := s.live, s.cfg.Replay
+	s.cfg.Replay = ring && !s.noRing
 	s.forget("recovery failed: beginning anew with what is seen from here on")
 	s.begin()
-	s.live = live
+	s.live, s.cfg.Replay = live, ring
 	return s.steps
 }
 
 // Degraded tells whether nothing of the rank may be credited.
 func (s *Sequencer[T]) Degraded() bool { return s.state == degraded }
+
+// Following tells whether nothing is being recovered.
+func (s *Sequencer[T]) Following() bool { return s.state == following }
+
+// Partial tells whether something from before the first contact is missing.
+func (s *Sequencer[T]) Partial() bool { return s.partial }
 
 // Applied is the last sequence applied.
 func (s *Sequencer[T]) Applied() (uint64, bool) { return s.applied.v, s.applied.ok }
