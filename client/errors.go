@@ -9,27 +9,27 @@ import (
 )
 
 var (
-	// ErrBackpressure: the pool takes no more for now; see BackpressureError.
+	// ErrBackpressure says that the pool takes no more for now; see BackpressureError.
 	ErrBackpressure = errors.New("the pool takes no more for now")
-	// ErrLost: accepted, never answered, and nowhere to be found; see LostError.
+	// ErrLost says that a rollout was accepted, never answered, and nowhere to be found; see LostError.
 	ErrLost = errors.New("rollout lost")
-	// ErrForged: an answer does not carry its request's reply key; see ReplyKeyError.
+	// ErrForged says that an answer does not carry its request's reply key; see ReplyKeyError.
 	ErrForged = errors.New("answer without the reply key of its request")
-	// ErrBadAnswer: an answer does not decode; its id and job are set.
+	// ErrBadAnswer says that an answer does not decode; its id and job are set.
 	ErrBadAnswer = errors.New("answer does not decode")
-	// ErrReceived: the answer was received before, here or by another process
+	// ErrReceived says that the answer was received before, here or by another process
 	// of this reader's name. Nobody is handed it again.
 	ErrReceived = errors.New("answer was received before")
-	// ErrUnknown: NATS did not say whether the rollout was stored. Submit the
+	// ErrUnknown says that NATS did not say whether the rollout was stored. Submit the
 	// same id again: that is always safe.
 	ErrUnknown = errors.New("not known whether the rollout was stored")
-	// ErrUnavailable: nothing was stored, and NATS does not answer. Try later.
+	// ErrUnavailable says that nothing was stored, and NATS does not answer. Try later.
 	ErrUnavailable = errors.New("NATS does not answer")
-	// ErrNoPool: no stream takes requests of this pool.
+	// ErrNoPool says that no stream takes requests of this pool.
 	ErrNoPool = errors.New("no such pool")
-	// ErrClosed: the client was closed.
+	// ErrClosed says that the client was closed.
 	ErrClosed = errors.New("client is closed")
-	// ErrBadOption: an option of Open is refused.
+	// ErrBadOption says that an option of Open is refused.
 	ErrBadOption = errors.New("bad option")
 )
 

@@ -55,6 +55,7 @@ func newBus(t testing.TB, l subjects.Layout, opts ...natstest.Option) *bus {
 }
 
 func ctxFor(t testing.TB) context.Context {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 	t.Cleanup(cancel)
 	return ctx

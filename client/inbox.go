@@ -381,10 +381,10 @@ func (b *inbox) keep() {
 }
 
 // giveBack offers what was fetched and not received to the next reader at once.
-func (b *inbox) giveBack() (any bool) {
+func (b *inbox) giveBack() (some bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	any = len(b.queue)+len(b.handed) > 0
+	some = len(b.queue)+len(b.handed) > 0
 	for _, it := range b.queue {
 		b.c.tell(it.ack, nakWord)
 	}
@@ -394,5 +394,5 @@ func (b *inbox) giveBack() (any bool) {
 	b.queue, b.bytes = nil, 0
 	clear(b.handed)
 	b.order = nil
-	return any
+	return some
 }

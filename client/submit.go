@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -137,9 +138,7 @@ func headerBytes(h nats.Header) int64 {
 // message is made anew for each attempt: the library writes into it.
 func (c *Client) message(e *entry) *nats.Msg {
 	m := &nats.Msg{Subject: c.pool.Submit(c.job, e.lane), Header: make(nats.Header, len(e.header)), Data: e.body}
-	for k, v := range e.header {
-		m.Header[k] = v
-	}
+	maps.Copy(m.Header, e.header)
 	return m
 }
 

@@ -34,21 +34,23 @@ func (e *FieldError) Unwrap() error { return ErrInvalid }
 
 // FieldErrors lists the problems of an error of DecodeRequest or Validate.
 func FieldErrors(err error) []*FieldError {
+	var out []*FieldError
+	collect(err, &out)
+	return out
+}
+
+// collect walks the whole tree: errors.As ends at the first.
+func collect(err any, out *[]*FieldError) {
 	switch e := err.(type) {
-	case nil:
-		return nil
 	case *FieldError:
-		return []*FieldError{e}
+		*out = append(*out, e)
 	case interface{ Unwrap() []error }:
-		var out []*FieldError
 		for _, sub := range e.Unwrap() {
-			out = append(out, FieldErrors(sub)...)
+			collect(sub, out)
 		}
-		return out
 	case interface{ Unwrap() error }:
-		return FieldErrors(e.Unwrap())
+		collect(e.Unwrap(), out)
 	}
-	return nil
 }
 
 // DecodeRequest reads and validates a request. All problems come joined, each a
@@ -208,8 +210,10 @@ var fieldsOf sync.Map // reflect.Type -> map[string]int: built once a type
 
 // jsonFields maps JSON names to the fields of a struct type.
 func jsonFields(t reflect.Type) map[string]int {
-	if m, ok := fieldsOf.Load(t); ok {
-		return m.(map[string]int)
+	if v, ok := fieldsOf.Load(t); ok {
+		if m, ok := v.(map[string]int); ok {
+			return m
+		}
 	}
 	m := make(map[string]int, t.NumField())
 	for i := range t.NumField() {

@@ -8,6 +8,7 @@ import (
 	"go/ast"
 	"go/parser"
 	gotoken "go/token"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -93,8 +94,7 @@ func (g *generator) ref(t reflect.Type) map[string]any {
 func (g *generator) object(t reflect.Type) map[string]any {
 	props := map[string]any{}
 	var required []string
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for f := range t.Fields() {
 		tag, opts, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if tag == "" || tag == "-" {
 			continue
@@ -109,18 +109,14 @@ func (g *generator) object(t reflect.Type) map[string]any {
 		if d := g.docs[t.Name()+"."+f.Name]; d != "" {
 			p["description"] = d
 		}
-		for k, v := range limits[t.Name()+"."+tag] {
-			p[k] = v
-		}
+		maps.Copy(p, limits[t.Name()+"."+tag])
 		props[tag] = p
 	}
 	out := map[string]any{"type": "object", "properties": props, "description": g.docs[t.Name()]}
 	if len(required) > 0 {
 		out["required"] = required
 	}
-	for k, v := range limits[t.Name()] {
-		out[k] = v
-	}
+	maps.Copy(out, limits[t.Name()])
 	if t == reflect.TypeFor[subjects.SamplingParams]() {
 		delete(out, "required")
 		alias := map[string]any{"description": "another name of max_tokens"}
