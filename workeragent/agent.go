@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/rollbus/rollbus/kvstate"
@@ -91,6 +92,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer close(a.done)
 	if a.cfg.Layout != nil {
 		if err := a.ensure(ctx); err != nil {
+			if a.isStopping() && ctx.Err() == nil {
+				return nil
+			}
 			return fmt.Errorf("make pool %s: %w", a.pool, err)
 		}
 	}
@@ -147,7 +151,19 @@ func (a *Agent) ensure(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}()
-	return subjects.Ensure(ctx, a.store.JS(), a.pool, *a.cfg.Layout)
+	// An answer of NATS is final here; no answer in time is not.
+	pause := a.pauses()
+	for {
+		err := subjects.Ensure(ctx, a.store.JS(), a.pool, *a.cfg.Layout)
+		_, answered := errors.AsType[*jetstream.APIError](err)
+		if err == nil || answered || errors.Is(err, subjects.ErrForeignStream) || errors.Is(err, subjects.ErrBadLayout) {
+			return err
+		}
+		a.log.Debug("the pool is not made yet", "error", err)
+		if !pause.wait(ctx) {
+			return err
+		}
+	}
 }
 
 // Stop ends the agent softly: it takes nothing new, lets runs finish for up to

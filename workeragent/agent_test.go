@@ -265,7 +265,14 @@ func TestTheFirstAgentMakesThePoolWhenItMay(t *testing.T) {
 	a := r.launch(r.node.Conn(t, nats.ReconnectBufSize(-1)), p.url, func(c *Config) {
 		c.Layout = &subjects.Layout{Budget: 128 << 20, LivenessTTL: time.Second}
 	})
-	r.eventually("it is ready", func() bool { return a.Ready() == nil })
+	r.eventually("it is ready", func() bool {
+		select {
+		case err := <-a.done:
+			t.Fatalf("Run ended with %v", err)
+		default:
+		}
+		return a.Ready() == nil
+	})
 }
 
 func TestOneAgentServesSeveralEngines(t *testing.T) {

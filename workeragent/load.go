@@ -61,7 +61,8 @@ func (u *unit) publishLoad(ctx context.Context, seq uint64) {
 func (u *unit) sample(ctx context.Context) *subjects.Load {
 	u.mu.Lock()
 	usable := u.probed && !u.down
-	applied := u.appliedLocked() // before the sample: what it may not show yet is not claimed
+	// Both before the sample: what it may not show yet is neither claimed nor counted.
+	applied, own := u.appliedLocked(), u.atEngineLocked()
 	u.mu.Unlock()
 	if !usable {
 		return nil
@@ -78,7 +79,7 @@ func (u *unit) sample(ctx context.Context) *subjects.Load {
 	if l.Source != "own" {
 		u.observe(l)
 	}
-	u.complete(l)
+	u.complete(l, own)
 	l.SchemaVersion, l.Engine, l.Epoch = subjects.SchemaVersion, u.name, u.epoch.String()
 	l.AppliedRevision, l.IntervalMS = applied, int(u.a.t.LoadEvery.Milliseconds())
 	l.AgeMS += float64(time.Since(begun)) / float64(time.Millisecond)
@@ -115,18 +116,12 @@ func (u *unit) observe(l *subjects.Load) {
 // complete adds own knowledge. Engine gauges are late: what was sent counts
 // from when it was sent. Which rank took it is known with one rank only.
 // Callers hold mu.
-func (u *unit) complete(l *subjects.Load) {
+func (u *unit) complete(l *subjects.Load, own int) {
 	if len(l.Ranks) != 1 || u.ranksLocked() != 1 {
 		return
 	}
 	r := &l.Ranks[0]
 	slots := u.slotsLocked()
-	own := u.ghosts
-	for _, x := range u.runs {
-		if x.phase == running {
-			own++
-		}
-	}
 	if l.Source == "own" {
 		n, w := min(own, slots), max(0, own-slots)
 		r.Running, r.Waiting = &n, &w
@@ -142,6 +137,17 @@ func (u *unit) complete(l *subjects.Load) {
 	if n, _ := u.capacityLocked(); n > 0 && r.KVCapacityTokens == nil {
 		r.KVCapacityTokens = &n
 	}
+}
+
+// atEngineLocked counts what runs at the engine, as far as is known here.
+func (u *unit) atEngineLocked() int {
+	n := u.ghosts
+	for _, r := range u.runs {
+		if r.phase == running {
+			n++
+		}
+	}
+	return n
 }
 
 // appliedLocked is the last revision up to which every reservation that was

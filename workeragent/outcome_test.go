@@ -144,16 +144,16 @@ func TestTheTimeInTheEnginesQueueIsNoSilence(t *testing.T) {
 	p := newPuppet(t)
 	r.agent(p.url, func(c *Config) {
 		c.Engines[0].Slots = 1
-		c.Timings.ProgressTimeout = 200 * time.Millisecond
+		c.Timings.ProgressTimeout = 500 * time.Millisecond
 	})
 	r.bind(request("0001", 500))
 	first := p.next()
 	r.bind(request("0002", 500))
 	second := p.next()
-	// The first one moves for four times the limit; the second one waits behind it.
+	// The first one moves for three times the limit; the second one waits behind it.
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for begun := time.Now(); time.Since(begun) < 800*time.Millisecond; <-tick.C {
+	for begun := time.Now(); time.Since(begun) < 1500*time.Millisecond; <-tick.C {
 		first.tokens(1)
 	}
 	first.finish("stop")
@@ -208,7 +208,7 @@ func TestAnEngineThatRefusesIsLeftAloneForAWhile(t *testing.T) {
 	r := newRig(t)
 	s := simulated(t)
 	a := r.agent(s.URL(), func(c *Config) {
-		c.Timings.BackoffMin, c.Timings.BackoffMax = 300*time.Millisecond, 300*time.Millisecond
+		c.Timings.BackoffMin, c.Timings.BackoffMax = time.Hour, time.Hour
 	})
 	if err := s.Arm(simengine.Fault{Kind: simengine.Fault503, Count: 1}); err != nil {
 		t.Fatal(err)
@@ -223,7 +223,15 @@ func TestAnEngineThatRefusesIsLeftAloneForAWhile(t *testing.T) {
 	if got := r.returned("0002"); got.ReturnReason != returnEngineBusy || got.Burnt != 0 {
 		t.Errorf("returned %q with %d burnt", got.ReturnReason, got.Burnt)
 	}
-	r.eventually("it is ready again", func() bool { return a.Ready() == nil })
+	u := a.units[0]
+	u.mu.Lock()
+	u.resting = time.Now()
+	u.mu.Unlock()
+	kick(u.kickReg)
+	r.eventually("it is ready again", func() bool {
+		e, _ := r.engine("e1")
+		return e.State == subjects.EngineReady
+	})
 	r.bind(request("0002", 5), func(h *subjects.Held) { h.Bind = 2 })
 	if got := r.result("0002"); got.Status != subjects.Truncated {
 		t.Errorf("got %+v", got)

@@ -148,11 +148,9 @@ func (u *unit) clearCheckpoint(r *run) {
 }
 
 // withCheckpoint is a reservation of an earlier agent with the output that its
-// checkpoint kept; as it was when there is none of that attempt.
+// checkpoint kept; as it was when there is none of that attempt. It asks whatever
+// the pool's settings say: they may not be known yet, or have changed.
 func (u *unit) withCheckpoint(res kvstate.Reservation) kvstate.Reservation {
-	if u.a.settings.Load().PartialsEvery <= 0 {
-		return res
-	}
 	ctx, cancel := context.WithTimeout(u.life, u.a.t.StoreTimeout)
 	defer cancel()
 	kv, err := u.a.store.JS().KeyValue(ctx, u.a.pool.Bucket(subjects.Partials))

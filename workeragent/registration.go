@@ -106,24 +106,37 @@ func (u *unit) registrationLocked() subjects.Engine {
 	return e
 }
 
-// deregister takes the own registration away. One that a later agent has
-// written since stands at another revision and stays.
+// deregister takes the own registration away, after the last one was written.
+// One that a later agent has written since stands at another revision and stays.
+// A renewal without an answer may stand there too: the follower, which still
+// runs, tells its revision.
 func (u *unit) deregister() {
-	u.mu.Lock()
-	rev := u.revision
-	u.mu.Unlock()
-	if rev == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(u.life, u.a.t.StoreTimeout)
+	ctx, cancel := context.WithTimeout(u.life, 2*u.a.t.StoreTimeout)
 	defer cancel()
-	err := u.a.store.DeleteEngine(ctx, u.name, rev)
-	switch {
-	case err == nil:
-		u.log.Info("deregistered")
-	case errors.Is(err, kvstate.ErrSuperseded), errors.Is(err, kvstate.ErrGone):
-	default:
-		u.log.Warn("the registration could not be taken away and will expire", "error", err)
+	pause := u.a.pauses()
+	for tries := 0; ; {
+		u.mu.Lock()
+		rev, over := u.revision, u.over
+		u.mu.Unlock()
+		if rev == 0 || over {
+			return
+		}
+		err := u.a.store.DeleteEngine(ctx, u.name, rev)
+		switch {
+		case err == nil:
+			u.log.Info("deregistered")
+			return
+		case errors.Is(err, kvstate.ErrGone):
+			return
+		case errors.Is(err, kvstate.ErrSuperseded):
+			if tries++; tries > 3 {
+				return
+			}
+		}
+		if !pause.wait(ctx) {
+			u.log.Warn("the registration could not be taken away and will expire", "error", err)
+			return
+		}
 	}
 }
 

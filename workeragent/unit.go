@@ -91,10 +91,12 @@ func (u *unit) run(ctx context.Context) error {
 	defer stop()
 	u.wg.Go(func() { u.followRegistrations(loops) })
 	u.wg.Go(func() { u.probeLoop(loops) })
-	regs := make(chan struct{})
+	renew, stopRenew := context.WithCancel(loops)
+	defer stopRenew()
+	renewed := make(chan struct{})
 	go func() {
-		defer close(regs)
-		u.registerLoop(loops)
+		defer close(renewed)
+		u.registerLoop(renew)
 	}()
 	u.wg.Go(func() { u.serve(loops) })
 
@@ -107,11 +109,12 @@ func (u *unit) run(ctx context.Context) error {
 	case <-u.a.stopping:
 		left = u.drain(ctx)
 	}
-	stop()
-	<-regs
+	stopRenew()
+	<-renewed
 	if ctx.Err() == nil {
 		u.deregister()
 	}
+	stop()
 	u.kill()
 	u.wg.Wait()
 	u.a.left.Add(int64(left))
