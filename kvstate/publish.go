@@ -74,7 +74,7 @@ func (e apiError) write() error {
 	case codeTooMany, codeStorage, codeResources, codeAccountResources:
 		return fmt.Errorf("%w: %s", ErrFull, text)
 	case codeStoreFailed:
-		if strings.Contains(e.Error.Description, "maximum") {
+		if strings.Contains(e.Error.Description, "maximum bytes") || strings.Contains(e.Error.Description, "maximum messages") {
 			return fmt.Errorf("%w: %s", ErrFull, text)
 		}
 		return fmt.Errorf("%w: %s", ErrRefused, text)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -44,34 +45,27 @@ func (s *Store) PutCancel(ctx context.Context, c subjects.Cancel) error {
 	if c.SchemaVersion == 0 {
 		c.SchemaVersion = subjects.SchemaVersion
 	}
-	err := subjects.CheckToken("job", c.Job)
+	errs := []error{subjects.CheckToken("job", c.Job)}
 	switch c.Kind {
 	case subjects.CancelJob:
-	case subjects.CancelID, subjects.CancelGroup, subjects.CancelTrajectory, subjects.CancelVersion:
-		if err == nil && !fitsSubject(c.Value) {
-			err = fmt.Errorf("%w: value %q of a cancel by %s cannot stand in a subject: cancel by id or job instead", subjects.ErrBadName, c.Value, c.Kind)
+	case subjects.CancelVersion:
+		if _, err := strconv.ParseInt(c.Value, 10, 64); err != nil {
+			errs = append(errs, fmt.Errorf("value of a cancel by version is %q: give a whole number", c.Value))
+		}
+	case subjects.CancelID, subjects.CancelGroup, subjects.CancelTrajectory:
+		if c.Value == "" || len(c.Value) > subjects.MaxString {
+			errs = append(errs, fmt.Errorf("value of a cancel by %s is %d bytes long: give 1 to %d", c.Kind, len(c.Value), subjects.MaxString))
 		}
 	default:
-		err = fmt.Errorf("kind of cancel is %q: give id, group, trajectory, job or version", c.Kind)
+		errs = append(errs, fmt.Errorf("kind of cancel is %q: give id, group, trajectory, job or version", c.Kind))
 	}
-	if err := refuse(err); err != nil {
+	if err := refuse(errs...); err != nil {
 		return fmt.Errorf("cancel: %w", err)
 	}
 	if _, err := s.put(ctx, s.pool.Bucket(subjects.Cancels), c.Key(), c, nats.Header{}); err != nil {
 		return fmt.Errorf("cancel %s: %w", c.Key(), err)
 	}
 	return nil
-}
-
-// fitsSubject tells whether a group's or trajectory's name can stand in a
-// subject, dots included.
-func fitsSubject(v string) bool {
-	for tok := range strings.SplitSeq(v, ".") {
-		if tok == "" || strings.ContainsFunc(tok, func(r rune) bool { return r <= ' ' || r > '~' || r == '*' || r == '>' }) {
-			return false
-		}
-	}
-	return len(v) <= subjects.MaxString
 }
 
 // Settings reads the pool's settings and their revision from the leader. ErrGone

@@ -240,6 +240,12 @@ func wait(d time.Duration) {
 // was awaited.
 func Eventually(tb testing.TB, within time.Duration, what string, cond func() bool) {
 	tb.Helper()
+	EventuallyOr(tb, within, cond, func() string { return what })
+}
+
+// EventuallyOr is Eventually with a text that is made when it is needed.
+func EventuallyOr(tb testing.TB, within time.Duration, cond func() bool, what func() string) {
+	tb.Helper()
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	deadline := time.NewTimer(within)
@@ -249,7 +255,7 @@ func Eventually(tb testing.TB, within time.Duration, what string, cond func() bo
 		case <-tick.C:
 		case <-deadline.C:
 			if !cond() {
-				tb.Fatalf("after %s still not: %s", within, what)
+				tb.Fatalf("after %s still not: %s", within, what())
 			}
 			return
 		}

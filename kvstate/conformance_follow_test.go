@@ -1,0 +1,433 @@
+package kvstate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
+
+	"github.com/rollbus/rollbus/kvstate/natstest"
+	"github.com/rollbus/rollbus/subjects"
+)
+
+// watch follows the reservations under a key filter.
+func (e *env) watch(t *testing.T, s *Store, name, filter string) *following {
+	t.Helper()
+	return follows(t, s, func(ctx context.Context, h Handler[Reservation, Marker]) error {
+		return s.FollowReservations(ctx, FollowConfig{Name: name, Filter: filter}, h)
+	})
+}
+
+// shows waits until the view is exactly that.
+func (f *following) shows(t *testing.T, want ...string) {
+	t.Helper()
+	slices.Sort(want)
+	var got []string
+	natstest.EventuallyOr(t, within, func() bool {
+		got = f.keys()
+		slices.Sort(got)
+		return slices.Equal(got, want)
+	}, func() string { return "the view differs (-want +got):\n" + cmp.Diff(want, got) })
+}
+
+func followEmpty(t *testing.T, e *env) {
+	f := e.watch(t, e.store, "empty", "nothing.>").wait(t)
+	f.shows(t)
+	swaps, _ := f.counts()
+	natstest.Eventually(t, within, "heartbeats of an idle consumer", func() bool { _, alive := f.counts(); return alive > 5 })
+	if again, _ := f.counts(); again != swaps {
+		t.Fatalf("%d swaps of a quiet follower, want %d", again, swaps)
+	}
+	_, err := e.store.ServerTime(t.Context())
+	must(t, err)
+}
+
+func followChanges(t *testing.T, e *env) {
+	a := e.bind(t, "chg", "a", 1)
+	b := e.bind(t, "chg", "b", 1)
+	gone := e.bind(t, "chg", "gone", 1)
+	mark, err := e.store.Release(t.Context(), released("chg", "gone", 1), gone)
+	must(t, err)
+
+	var first []Marker
+	f := follows(t, e.store, func(ctx context.Context, h Handler[Reservation, Marker]) error {
+		swap := h.Swap
+		h.Swap = func(rs []Reservation, ms []Marker) {
+			first = ms
+			swap(rs, ms)
+		}
+		return e.store.FollowReservations(ctx, FollowConfig{Name: "chg", Filter: "chg.>"}, h)
+	}).wait(t)
+	f.shows(t, keyOf("chg", "a", 1, a), keyOf("chg", "b", 1, b))
+	r, ok := f.Get("chg", "chg", "a")
+	if !ok || len(r.Body) != 0 || r.Tokens != 100 || r.TTL != 24*time.Hour+time.Minute {
+		t.Fatalf("got %+v, want headers only", r)
+	}
+	if l := f.Engine("chg"); l != (EngineLoad{Bound: 2, Tokens: 200, Last: mark}) {
+		t.Fatalf("load %+v", l)
+	}
+	c := e.bind(t, "chg", "c", 1)
+	whole, err := e.store.Reservation(t.Context(), "chg", "chg", "a")
+	must(t, err)
+	back, err := e.store.Return(t.Context(), whole, "no slot", 0)
+	must(t, err)
+	end, err := e.store.Release(t.Context(), released("chg", "b", 1), b)
+	must(t, err)
+	must(t, f.WaitFor(t.Context(), "chg", end))
+	f.shows(t, keyOf("chg", "a", 1, back), keyOf("chg", "c", 1, c))
+	if l := f.Engine("chg"); l != (EngineLoad{Bound: 1, Returned: 1, Tokens: 100, Last: end}) {
+		t.Fatalf("load %+v", l)
+	}
+	f.stop()
+	must(t, f.err)
+	if f.swaps != 1 || len(first) != 1 || first[0].Revision != mark || first[0].Released.Outcome != subjects.OutcomeAnswered {
+		t.Fatalf("%d swaps, first with markers %+v", f.swaps, first)
+	}
+	if len(f.puts) != 2 || f.puts[0].Revision != c || f.puts[1].State != subjects.StateReturned {
+		t.Fatalf("puts %+v, want the bind of c, then the return of a", f.puts)
+	}
+	want := Marker{Released: released("chg", "b", 1), Revision: end, TTL: MarkerTTL}
+	if len(f.markers) != 1 {
+		t.Fatalf("markers %+v, want one", f.markers)
+	}
+	want.Stored = f.markers[0].Stored
+	if d := cmp.Diff(want, f.markers[0]); d != "" || want.Stored.IsZero() {
+		t.Fatalf("marker differs (-want +got):\n%s", d)
+	}
+}
+
+func followFilter(t *testing.T, e *env) {
+	a := e.bind(t, "fil1", "x", 1)
+	e.bind(t, "fil2", "y", 1)
+	f := e.watch(t, e.store, "fil", "fil1.fil1.*").wait(t)
+	f.shows(t, keyOf("fil1", "x", 1, a))
+	b := e.bind(t, "fil1", "z", 1)
+	e.bind(t, "fil2", "w", 1)
+	f.shows(t, keyOf("fil1", "x", 1, a), keyOf("fil1", "z", 1, b))
+	for _, bad := range []string{"a..b", ".a", "a.", ">.a", "a*", "a b"} {
+		err := e.store.FollowReservations(t.Context(), FollowConfig{Name: "fil", Filter: bad}, Handler[Reservation, Marker]{})
+		wantErrIs(t, err, ErrBadOption)
+	}
+	wantErrIs(t, e.store.FollowReservations(t.Context(), FollowConfig{Name: "a.b"}, Handler[Reservation, Marker]{}), ErrBadOption)
+	wantErrIs(t, e.store.FollowOwn(t.Context(), "*", Handler[Reservation, Marker]{}), ErrBadOption)
+}
+
+// seen collects what a follower of values says, as lines.
+type seen struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (s *seen) say(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lines = append(s.lines, fmt.Sprintf(format, args...))
+}
+
+func (s *seen) wait(t *testing.T, line string) {
+	t.Helper()
+	natstest.EventuallyOr(t, within, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return slices.Contains(s.lines, line)
+	}, func() string { return fmt.Sprintf("%q among %q", line, s.lines) })
+}
+
+// values follows a small bucket until the test ends.
+func values[T any](t *testing.T, run func(context.Context, FollowConfig, Handler[Value[T], Value[struct{}]]) error, f FollowConfig, show func(T) string) *seen {
+	s := new(seen)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- run(ctx, f, Handler[Value[T], Value[struct{}]]{
+			Swap: func(vs []Value[T], gs []Value[struct{}]) {
+				text := []string{}
+				for _, v := range vs {
+					text = append(text, v.Key+"="+show(v.V))
+				}
+				for _, g := range gs {
+					text = append(text, "no "+g.Key)
+				}
+				s.say("swap %s", strings.Join(text, " "))
+			},
+			Put:  func(v Value[T]) { s.say("put %s=%s", v.Key, show(v.V)) },
+			Gone: func(g Value[struct{}]) { s.say("gone %s", g.Key) },
+			Bad:  func(u Undecodable) { s.say("bad %s", u.Subject) },
+		})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		must(t, <-done)
+	})
+	return s
+}
+
+func followValuesDecode(t *testing.T, e *env) {
+	f := FollowConfig{Name: "val"}
+	engines := values(t, e.store.FollowEngines, f, func(v subjects.Engine) string { return v.Epoch })
+	dispatchers := values(t, e.store.FollowDispatchers, f, func(v subjects.Dispatcher) string { return v.Version })
+	f.Filter = "*.val.>"
+	cancels := values(t, e.store.FollowCancels, f, func(v subjects.Cancel) string { return v.Reason })
+	f.Filter = e.pool.String()
+	pools := values(t, e.store.FollowPools, f, func(v subjects.Settings) string { return fmt.Sprint(v.MaxAttempts) })
+	cancels.wait(t, "swap ")
+	pools.wait(t, "swap ")
+	natstest.Eventually(t, within, "the first views of the registrations", func() bool {
+		return engines.has("swap") && dispatchers.has("swap")
+	})
+
+	rev, err := e.store.PutEngine(t.Context(), subjects.Engine{Engine: "val", Epoch: "7"})
+	must(t, err)
+	engines.wait(t, "put val=7")
+	must(t, settled(t, func() error { return e.store.DeleteEngine(t.Context(), "val", rev) }))
+	engines.wait(t, "gone val")
+	_, err = e.store.PutDispatcher(t.Context(), subjects.Dispatcher{Dispatcher: "val", Version: "v1"})
+	must(t, err)
+	dispatchers.wait(t, "put val=v1")
+	cancel := subjects.Cancel{Kind: subjects.CancelGroup, Job: "val", Value: "g.1", Reason: "why"}
+	must(t, e.store.PutCancel(t.Context(), cancel))
+	cancels.wait(t, "put "+cancel.Key()+"=why")
+	set, err := e.store.PutSettings(t.Context(), subjects.Settings{MaxAttempts: 2}, 0)
+	must(t, err)
+	pools.wait(t, "put p=2")
+	_, err = e.store.PutSettings(t.Context(), subjects.Settings{MaxAttempts: 5}, set)
+	must(t, err)
+	pools.wait(t, "put p=5")
+
+	// What names another key than its own is not believed; bad settings change nothing.
+	raw := func(bucket, key, body string) {
+		_, err := e.store.publish(t.Context(), subjects.BucketSubject(bucket, key), nats.Header{}, []byte(body))
+		must(t, err)
+	}
+	raw(e.pool.Bucket(subjects.Engines), "liar", `{"engine":"val","epoch":"9"}`)
+	engines.wait(t, "gone liar")
+	engines.wait(t, "bad "+subjects.BucketSubject(e.pool.Bucket(subjects.Engines), "liar"))
+	raw(subjects.BucketPools, "p", `{"max_attempts":"many"}`)
+	pools.wait(t, "bad "+subjects.BucketSubject(subjects.BucketPools, "p"))
+	if pools.has("gone") {
+		t.Fatal("bad settings took the old ones away")
+	}
+}
+
+func (s *seen) has(prefix string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.lines, func(l string) bool { return strings.HasPrefix(l, prefix) })
+}
+
+func followBad(t *testing.T, e *env) {
+	good := e.bind(t, "bad", "good", 1)
+	e.bind(t, "bad", "over", 1)
+	f := e.watch(t, e.store, "bad", "bad.>").wait(t)
+	subject := e.pool.ReservationSubject("bad", "bad", "over")
+	seq, err := e.store.publish(t.Context(), subject, nats.Header{subjects.HdrState: {"bound"}, subjects.HdrBind: {"x"}}, []byte("?"))
+	must(t, err)
+	f.shows(t, keyOf("bad", "good", 1, good))
+	// It holds the engine's sequence all the same.
+	must(t, f.WaitFor(t.Context(), "bad", seq))
+	f.mu.Lock()
+	bad := slices.Clone(f.bad)
+	f.mu.Unlock()
+	if len(bad) != 1 || bad[0].Subject != subject || bad[0].Revision != seq || bad[0].Err == nil {
+		t.Fatalf("reported %+v, want %s at %d", bad, subject, seq)
+	}
+	// Also in the first view.
+	e.watch(t, e.store, "bad2", "bad.>").wait(t).shows(t, keyOf("bad", "good", 1, good))
+}
+
+func followRegister(t *testing.T, e *env) {
+	type entry struct {
+		id     string
+		status subjects.Status
+		body   int
+	}
+	got := make(chan entry, 16)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	_, err := e.store.Commit(t.Context(), result("reg1"), subjects.Answer{})
+	must(t, err)
+	say := func(r Registered) {
+		if strings.HasPrefix(r.ID, "reg") {
+			got <- entry{r.ID, r.Status, len(r.Body)}
+		}
+	}
+	go func() {
+		done <- e.store.FollowResults(ctx, FollowConfig{Name: "reg", Filter: "j.main.*"}, Handler[Registered, struct{}]{
+			Swap: func(rs []Registered, _ []struct{}) {
+				for _, r := range rs {
+					say(r)
+				}
+			},
+			Put: say,
+		})
+	}()
+	want := func(w entry) {
+		t.Helper()
+		select {
+		case g := <-got:
+			if g != w {
+				t.Fatalf("got %+v, want %+v", g, w)
+			}
+		case <-time.After(within):
+			t.Fatalf("no %+v", w)
+		}
+	}
+	want(entry{"reg1", subjects.Completed, 0})
+	_, err = e.store.Commit(t.Context(), result("reg2"), subjects.Answer{})
+	must(t, err)
+	want(entry{"reg2", subjects.Completed, 0})
+	r, err := e.store.Result(t.Context(), "j", "main", "reg1")
+	must(t, err)
+	must(t, settled(t, func() error { return e.store.Received(t.Context(), r) }))
+	want(entry{"reg1", "", 0})
+	cancel()
+	must(t, <-done)
+}
+
+// consumersOf lists the consumers of the reservations with that prefix.
+func (e *env) consumersOf(t *testing.T, prefix string) []string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	s, err := e.store.JS().Stream(ctx, e.store.reservationsStream())
+	must(t, err)
+	var out []string
+	names := s.ConsumerNames(ctx)
+	for n := range names.Name() {
+		if strings.HasPrefix(n, prefix) {
+			out = append(out, n)
+		}
+	}
+	must(t, names.Err())
+	return out
+}
+
+// scenario B4
+func consumerDeleted(t *testing.T, e *env) {
+	a := e.bind(t, "del", "a", 1)
+	f := e.watch(t, e.store, "del", "del.>").wait(t)
+	f.shows(t, keyOf("del", "a", 1, a))
+	names := e.consumersOf(t, "f-del-reservations-")
+	if len(names) != 1 {
+		t.Fatalf("consumers %v, want one", names)
+	}
+	must(t, e.store.JS().DeleteConsumer(t.Context(), e.store.reservationsStream(), names[0]))
+	b := e.bind(t, "del", "b", 1)
+	f.shows(t, keyOf("del", "a", 1, a), keyOf("del", "b", 1, b))
+	natstest.Eventually(t, within, "a new view", func() bool { swaps, _ := f.counts(); return swaps >= 2 })
+	f.stop()
+	natstest.Eventually(t, within, "no consumer left", func() bool { return len(e.consumersOf(t, "f-del-")) == 0 })
+}
+
+// scenario B5
+func followerStopped(t *testing.T, e *env) {
+	keep := e.bind(t, "stop", "keep", 1)
+	var revs []uint64
+	for i := range 5 {
+		revs = append(revs, e.bind(t, "stop", fmt.Sprintf("r%d", i), 1))
+	}
+	s, line := e.remote(t)
+	f := e.watch(t, s, "stop", "stop.>").wait(t)
+	natstest.Eventually(t, within, "six keys", func() bool { return len(f.keys()) == 6 })
+	line.Hold()
+	// They retire, and their markers go, while nothing reaches the follower.
+	for i, rev := range revs {
+		r := released("stop", fmt.Sprintf("r%d", i), 1)
+		h := r.Header()
+		guard(h, rev)
+		setTTL(h, time.Second)
+		must(t, settled(t, func() error {
+			_, err := e.store.publish(t.Context(), e.pool.ReservationSubject("stop", "stop", r.ID), h, nil)
+			return err
+		}))
+	}
+	natstest.Eventually(t, within, "the markers gone", func() bool {
+		m, err := e.store.last(t.Context(), e.store.reservationsStream(), e.pool.EngineGuard("stop"))
+		return err == nil && m.seq == keep
+	})
+	_, after := f.counts()
+	if len(f.keys()) != 6 {
+		t.Fatalf("the view moved to %v while nothing came through", f.keys())
+	}
+	line.Heal()
+	f.shows(t, keyOf("stop", "keep", 1, keep))
+	natstest.Eventually(t, within, "proof of contact again", func() bool { _, alive := f.counts(); return alive > after })
+}
+
+// scenario B8
+func noOrphans(t *testing.T, e *env) {
+	s, line := e.remote(t)
+	f := e.watch(t, s, "orph", "orph.>").wait(t)
+	for range 4 {
+		swaps, _ := f.counts()
+		line.Cut()
+		natstest.Eventually(t, within, "the connection lost", func() bool { return !s.nc.IsConnected() })
+		line.Heal()
+		natstest.Eventually(t, within, "a new view", func() bool { n, _ := f.counts(); return n > swaps })
+	}
+	natstest.Eventually(t, within, "one consumer for one follower", func() bool { return len(e.consumersOf(t, "f-orph-")) == 1 })
+	f.stop()
+	natstest.Eventually(t, within, "no consumer for none", func() bool { return len(e.consumersOf(t, "f-orph-")) == 0 })
+}
+
+func ownFollower(t *testing.T, e *env) {
+	a := e.bind(t, "own", "a", 1)
+	e.bind(t, "other", "b", 1)
+	own := func(s *Store) *following {
+		return follows(t, s, func(ctx context.Context, h Handler[Reservation, Marker]) error { return s.FollowOwn(ctx, "own", h) })
+	}
+	old := own(e.store).wait(t)
+	old.shows(t, keyOf("own", "a", 1, a))
+	if r, _ := old.Get("own", "own", "a"); string(r.Body) != "body of a" {
+		t.Fatalf("body %q, want all of it", r.Body)
+	}
+	if names := e.consumersOf(t, "a-"); !slices.Equal(names, []string{"a-own"}) {
+		t.Fatalf("consumers %v, want a-own alone", names)
+	}
+	// A new process of the agent gets everything from the start.
+	next := own(e.storeOn(t, e.nc)).wait(t)
+	next.shows(t, keyOf("own", "a", 1, a))
+	old.stop()
+	b := e.bind(t, "own", "b", 1)
+	next.shows(t, keyOf("own", "a", 1, a), keyOf("own", "b", 1, b))
+	_, alive := next.counts()
+	natstest.Eventually(t, within, "heartbeats of an idle consumer", func() bool { _, n := next.counts(); return n > alive+3 })
+}
+
+// scenario B5
+func restartMidFollow(t *testing.T, e *env) {
+	a := e.bind(t, "re", "a", 1)
+	b := e.bind(t, "re", "b", 1)
+	c := e.bind(t, "re", "c", 1)
+	s, line := e.remote(t)
+	f := e.watch(t, s, "re", "re.>").wait(t)
+	g := follows(t, s, func(ctx context.Context, h Handler[Reservation, Marker]) error { return s.FollowOwn(ctx, "re", h) }).wait(t)
+	all := []string{keyOf("re", "a", 1, a), keyOf("re", "b", 1, b), keyOf("re", "c", 1, c)}
+	f.shows(t, all...)
+	g.shows(t, all...)
+	line.Cut()
+	eventually(t, "b released", func() (uint64, error) { return e.store.Release(t.Context(), released("re", "b", 1), b) })
+	e.restart(t)
+	d := e.bind(t, "re", "d", 1)
+	line.Heal()
+	now := []string{keyOf("re", "a", 1, a), keyOf("re", "c", 1, c), keyOf("re", "d", 1, d)}
+	if e.lossy {
+		now = now[2:]
+	}
+	f.shows(t, now...)
+	g.shows(t, now...)
+}
+
+func wantErrIs(t *testing.T, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Fatalf("error %v, want %v", err, want)
+	}
+}
