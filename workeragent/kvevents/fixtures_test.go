@@ -254,3 +254,35 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+func TestSGLangsHashMatchesItsVectors(t *testing.T) { checkVectors(t, "testdata") }
+
+func checkVectors(t *testing.T, dir string) {
+	t.Helper()
+	type page struct {
+		Words []uint32 `json:"words"`
+		SHA   string   `json:"sha256"`
+		ID    string   `json:"event_id_u64"`
+	}
+	cases := load[[]struct {
+		Name  string  `json:"name"`
+		Salt  *string `json:"cache_salt"`
+		Pages []page  `json:"pages"`
+	}](t, filepath.Join(dir, "sglang_hash_vectors.json"))
+	if len(cases) == 0 {
+		t.Fatal("no vectors")
+	}
+	for _, c := range cases {
+		var before *SGLangPage
+		if c.Salt != nil {
+			before = SGLangRoot(*c.Salt)
+		}
+		for i, p := range c.Pages {
+			got := SGLangHash(before, p.Words)
+			if hex.EncodeToString(got[:]) != p.SHA || strconv.FormatUint(got.Event(), 10) != p.ID {
+				t.Errorf("%s page %d: %x", c.Name, i, got)
+			}
+			before = &got
+		}
+	}
+}
