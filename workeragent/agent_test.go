@@ -3,6 +3,7 @@ package workeragent
 import (
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -169,6 +170,54 @@ func TestLoadIsPublishedWithTheRevisionThatWasHandedOver(t *testing.T) {
 		if l.AppliedRevision < one.Revision && *k.Running > 0 {
 			t.Errorf("revision %d is claimed and a later one counted", l.AppliedRevision)
 		}
+	}
+}
+
+func TestTheEnginesOwnPictureIsPublishedAndCompletedByWhatWasSent(t *testing.T) {
+	r := newRig(t)
+	s := simulated(t, func(c *simengine.Config) { c.TimeScale = 1 })
+	a := r.agent(s.URL(), func(c *Config) { c.Engines[0].Slots = 0 })
+	r.bind(request("0001", 2000))
+	u := a.units[0]
+	r.eventually("the engine shows the run", func() bool {
+		l := u.sample(r.ctx())
+		k := l.Ranks[0]
+		return l.Source == "vllm:/metrics" && k.Running != nil && *k.Running == 1 && *k.Waiting == 0 && *k.MaxRunning == 4 && *k.KVCapacityTokens > 0
+	})
+	u.mu.Lock()
+	u.ghosts = 3 // sent and not shown by the engine: they wait there
+	u.mu.Unlock()
+	if k := u.sample(r.ctx()).Ranks[0]; *k.Running != 1 || *k.Waiting != 3 {
+		t.Errorf("%d running and %d waiting, want 1 and 3", *k.Running, *k.Waiting)
+	}
+	u.mu.Lock()
+	u.ghosts = 0
+	u.mu.Unlock()
+}
+
+// scenario F6: an engine that does not say when it started shows a restart by
+// its counters.
+func TestACounterThatFallsBeginsANewEpochOnce(t *testing.T) {
+	a := &Agent{log: slog.New(slog.DiscardHandler), t: DefaultTimings()}
+	a.metrics = newMetrics(a)
+	u := newUnit(a, EngineConfig{Name: "e1"})
+	var ended error
+	u.runs["j.1"] = &run{cancel: func(err error) { ended = err }}
+	load := func(n int64) {
+		u.observe(&subjects.Load{Ranks: []subjects.RankLoad{{PreemptionsTotal: &n}}})
+	}
+	load(5)
+	load(6)
+	if u.epoch.life != 0 || ended != nil {
+		t.Fatalf("a counter that rises: life %d, run ended with %v", u.epoch.life, ended)
+	}
+	load(2)
+	if u.epoch.life != 1 || !errors.Is(ended, errRestarted) {
+		t.Errorf("a counter that falls: life %d, run ended with %v", u.epoch.life, ended)
+	}
+	load(1)
+	if u.epoch.life != 1 {
+		t.Error("one restart was told twice")
 	}
 }
 

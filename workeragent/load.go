@@ -103,14 +103,23 @@ func (u *unit) observe(l *subjects.Load) {
 			waiting += *r.Waiting
 		}
 	}
-	u.queued, u.queuedAt = waiting, time.Now()
-	if !told {
-		return
+	now := time.Now()
+	u.queued, u.queuedAt = waiting, now
+	fell := told && u.counters > sum
+	if told {
+		u.counters = sum
 	}
-	if u.counters > sum {
+	if x, ok := u.cfg.Adapter.(interface{ Restarts() int }); ok {
+		n := x.Restarts()
+		fell = fell || n > u.restarts
+		u.restarts = n
+	}
+	// A new life that a look at the engine has just told is not told twice.
+	if fell && now.Sub(u.lifeBegan) > u.a.t.Probe {
 		u.newLife("a counter fell")
+		u.counters = sum
+		u.caps.StartedAt = nil // the next look tells it anew, and is no second life
 	}
-	u.counters = sum
 }
 
 // complete adds own knowledge. Engine gauges are late: what was sent counts

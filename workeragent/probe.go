@@ -88,8 +88,7 @@ func (u *unit) isNewLife(c engine.Capabilities) bool {
 // hold mu.
 func (u *unit) newLife(why string) {
 	u.epoch.life++
-	u.counters = -1
-	u.refused = false
+	u.counters, u.refused, u.lifeBegan = -1, false, time.Now()
 	u.log.Warn("the engine has restarted: a new epoch begins", "why", why, "epoch", u.epoch.String(), "runs", len(u.runs))
 	u.a.metrics.epochs.WithLabelValues(u.name).Inc()
 	for _, r := range u.runs {

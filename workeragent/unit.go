@@ -31,21 +31,23 @@ type unit struct {
 	replaced chan struct{} // closed when a later agent serves this engine
 	seenRegs chan struct{} // closed with the first view of registrations
 
-	mu       sync.Mutex
-	epoch    epoch
-	rival    uint64 // highest start of another agent's registration
-	revision uint64 // of the own registration
-	over     bool   // replaced
-	draining bool
-	caps     engine.Capabilities
-	probed   bool // capabilities are known
-	down     bool
-	failing  time.Time // since when looks have been failing; zero = they do not
-	refused  bool      // a connection was refused since the last good look
-	counters int64     // sum of the preemption counters at the last sample; < 0 = none
-	backoff  time.Duration
-	resting  time.Time // the engine is left alone until then
-	spooling bool      // over the spool's bound
+	mu        sync.Mutex
+	epoch     epoch
+	rival     uint64 // highest start of another agent's registration
+	revision  uint64 // of the own registration
+	over      bool   // replaced
+	draining  bool
+	caps      engine.Capabilities
+	probed    bool // capabilities are known
+	down      bool
+	failing   time.Time // since when looks have been failing; zero = they do not
+	refused   bool      // a connection was refused since the last good look
+	counters  int64     // sum of the preemption counters at the last sample; < 0 = none
+	restarts  int       // that the adapter has seen by itself
+	lifeBegan time.Time // of the engine, when a restart was seen; zero = none was
+	backoff   time.Duration
+	resting   time.Time // the engine is left alone until then
+	spooling  bool      // over the spool's bound
 
 	runs     map[string]*run   // reservations that are run or settled here, by rollout
 	handing  map[string]uint64 // reservations that are being released or given back, by rollout: their revision

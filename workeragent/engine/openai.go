@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/rollbus/rollbus/subjects"
+	"github.com/rollbus/rollbus/workeragent/telemetry"
 )
 
 // OpenAIConfig configures an adapter for anything that speaks the OpenAI API.
@@ -39,7 +40,7 @@ type OpenAIConfig struct {
 	Limits SSELimits
 	// ProbeTimeout of one request that is no generation; 5 s.
 	ProbeTimeout time.Duration
-	// Slots bounds idle connections kept; 256.
+	// Connections bounds idle connections kept; 256.
 	Connections int
 	// Transport replaces the HTTP transport, for tests. nil = an own one, without proxies.
 	Transport http.RoundTripper
@@ -102,12 +103,14 @@ type OpenAI struct {
 	base   string
 	client *http.Client
 	served atomic.Pointer[served]
+	gauges *gauges
 }
 
 // served is what the last look at the server found and requests need.
 type served struct {
 	model    string
 	llamacpp bool // token ids come inside logprobs only
+	hints    telemetry.Hints
 }
 
 // NewOpenAI makes an adapter. It asks the server nothing yet.
@@ -124,7 +127,7 @@ func NewOpenAI(cfg OpenAIConfig) (*OpenAI, error) {
 	if rt == nil {
 		rt = newTransport(cfg.Connections)
 	}
-	return &OpenAI{cfg: cfg, base: base, client: newClient(rt)}, nil
+	return &OpenAI{cfg: cfg, base: base, client: newClient(rt), gauges: newGauges()}, nil
 }
 
 // newTransport talks to engines directly: no proxy of the environment, no
@@ -167,7 +170,9 @@ func (a *OpenAI) Generate(ctx context.Context, r *subjects.Request, run Run, onD
 		return Outcome{Kind: DataError, Code: codeBadRequest, Message: clip(err.Error())}, nil
 	}
 	ans := answer{maxTokens: r.Sampling.MaxTokens - resumed(r) + a.cfg.TokenSlack, onDelta: onDelta, begun: time.Now()}
+	a.gauges.enter(1)
 	out := a.exchange(ctx, path, body, run, &ans)
+	a.gauges.enter(-1)
 	if cause := context.Cause(ctx); cause != nil && out.Kind != Completed {
 		out.Kind = Aborted
 		return out, cause

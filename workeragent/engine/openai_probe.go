@@ -31,7 +31,6 @@ func (a *OpenAI) Capabilities(ctx context.Context) (Capabilities, error) {
 			}
 		}
 	}
-	a.served.Store(v)
 	if b, ok := a.optional(ctx, "/version"); ok {
 		var o struct {
 			Version string `json:"version"`
@@ -53,6 +52,9 @@ func (a *OpenAI) Capabilities(ctx context.Context) (Capabilities, error) {
 	if b, ok := a.optional(ctx, "/metrics"); ok {
 		fromMetrics(b, &c)
 	}
+	c.Ranks = min(max(1, c.Ranks), maxRanks)
+	v.hints = hintsOf(&c)
+	a.served.Store(v)
 	return c, nil
 }
 

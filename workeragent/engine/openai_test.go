@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/rollbus/rollbus/subjects"
+	"github.com/rollbus/rollbus/workeragent/telemetry"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -477,17 +478,29 @@ vllm:kv_cache_usage_perc{engine="0"} 0.25
 vllm:num_requests_running{engine="1"} 0
 vllm:num_preemptions_total{engine="1"} 2
 vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1
-broken{ 1
 `
 	l, err := a.Load(t.Context())
-	if err != nil || l == nil || len(l.Ranks) != 2 {
+	if err != nil || l == nil || len(l.Ranks) != 2 || l.Source != telemetry.SourceVLLMMetrics {
 		t.Fatalf("%+v %v", l, err)
 	}
 	r0, r1 := l.Ranks[0], l.Ranks[1]
-	if *r0.Running != 3 || r0.Waiting != nil || *r0.KVUsedTokens != 400 || *r0.KVCapacityTokens != 1600 {
+	if *r0.Running != 3 || r0.Waiting != nil || *r0.KVUsage != 0.25 || *r0.KVCapacityTokens != 1600 {
 		t.Errorf("rank 0: %+v", r0)
 	}
 	if *r1.Running != 0 || r1.KVUsedTokens != nil || *r1.PreemptionsTotal != 2 {
 		t.Errorf("rank 1: %+v", r1)
+	}
+	// Where it does not say when it started, a counter that falls is a restart.
+	text = "vllm:num_preemptions_total 1\n"
+	if _, err := a.Load(t.Context()); err != nil || a.Restarts() != 0 {
+		t.Errorf("%d restarts, %v", a.Restarts(), err)
+	}
+	text = "vllm:num_preemptions_total 0\n"
+	if _, err := a.Load(t.Context()); err != nil || a.Restarts() != 1 {
+		t.Errorf("%d restarts, %v", a.Restarts(), err)
+	}
+	text = "vllm:num_requests_running{worker_addr=\"a\"} 0\n"
+	if _, err := a.Load(t.Context()); !errors.Is(err, telemetry.ErrRouter) {
+		t.Errorf("a router's page: %v", err)
 	}
 }
