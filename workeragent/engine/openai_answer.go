@@ -102,11 +102,17 @@ type answer struct {
 	fault     *apiFault
 	ttft      time.Duration
 	output    bool
+	held      int // bytes of output kept
 }
+
+// maxHeld bounds what is kept of one answer: twice what a message can carry, so
+// that whatever could be delivered is never cut here.
+const maxHeld = 2 * subjects.MaxPayload
 
 var (
 	errMalformed = errors.New("malformed answer")
 	errRunaway   = errors.New("more output than was asked for")
+	errHeld      = errors.New("more output than an answer can carry")
 )
 
 // chunk takes one JSON object.
@@ -150,6 +156,7 @@ func (a *answer) choice(c *apiChoice) error {
 		}
 	}
 	text, silent := c.Text, false
+	a.held += len(c.Text) + len(c.Logprobs)
 	for _, m := range [...]*apiMessage{c.Delta, c.Message} {
 		if m == nil {
 			continue
@@ -159,10 +166,17 @@ func (a *answer) choice(c *apiChoice) error {
 			return err
 		}
 		text += t
+		a.held += len(m.Content) + len(m.Reasoning) + len(m.ReasoningContent)
+		for i := range m.ToolCalls {
+			a.held += len(m.ToolCalls[i].Function.Arguments) + len(m.ToolCalls[i].Function.Name)
+		}
 		a.reasoning.WriteString(m.Reasoning)
 		a.reasoning.WriteString(m.ReasoningContent)
 		a.callTools(m.ToolCalls)
 		silent = silent || m.Reasoning != "" || m.ReasoningContent != "" || len(m.ToolCalls) > 0
+	}
+	if a.held > maxHeld {
+		return errHeld
 	}
 	ids, err := a.logprobs.add(c.Logprobs)
 	if err != nil {
@@ -374,11 +388,12 @@ func readAnswer(body io.Reader, lim SSELimits, a *answer) (end, error) {
 var errHTML = errors.New("the answer is a web page")
 
 func readWhole(r io.Reader, lim SSELimits, a *answer) (end, error) {
-	b, err := io.ReadAll(io.LimitReader(r, lim.MaxTotal+1))
+	most := min(lim.MaxTotal, 2*maxHeld)
+	b, err := io.ReadAll(io.LimitReader(r, most+1))
 	switch {
 	case err != nil:
 		return endCut, err
-	case int64(len(b)) > lim.MaxTotal:
+	case int64(len(b)) > most:
 		return endCut, ErrSSETooLarge
 	}
 	return endMark, a.chunk(b)
@@ -394,6 +409,9 @@ func (a *answer) broken(err error) Outcome {
 	switch {
 	case errors.Is(err, errHTML):
 		o.Code, o.Message = codeHTML, "the answer is a web page, not of an engine: check the address"
+	case errors.Is(err, errHeld):
+		o.Kind = DataError
+		o.Code, o.Message = codeTooLarge, fmt.Sprintf("more than %d bytes of output: an answer carries %d: ask for fewer logprobs or tokens", maxHeld, subjects.MaxPayload)
 	case errors.Is(err, ErrSSETooLarge):
 		o.Code, o.Message = codeTooLarge, err.Error()
 	case errors.Is(err, errRunaway):

@@ -280,6 +280,24 @@ func TestAResponseOverItsLimitFails(t *testing.T) {
 	}
 }
 
+func TestOutputThatNoAnswerCouldCarryEndsTheRun(t *testing.T) {
+	gone := make(chan struct{})
+	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		defer close(gone)
+		chunk := fmt.Sprintf("data: {\"choices\":[{\"index\":0,\"text\":%q}]}\n\n", strings.Repeat("x", 1<<20))
+		for {
+			if _, err := fmt.Fprint(w, chunk); err != nil {
+				return
+			}
+		}
+	})
+	o := generate(t, openaiFor(t, s.URL), tokenRequest())
+	if o.Kind != DataError || o.Code != codeTooLarge || len(o.Text) > maxHeld {
+		t.Errorf("got %s %s with %d bytes", o.Kind, o.Code, len(o.Text))
+	}
+	wait(t, gone, "the engine still writes")
+}
+
 // scenario R4: ending the context reaches the engine.
 func TestEndingTheContextClosesTheConnectionAndKeepsWhatCame(t *testing.T) {
 	gone := make(chan struct{})
