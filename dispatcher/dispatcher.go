@@ -38,6 +38,7 @@ type Dispatcher struct {
 	registered registration
 	walker     *walker
 	snapshots  *snapshots
+	acquires   *acquires
 	rebuilds   *restarts
 	ready      *readiness
 	metrics    *metrics
@@ -87,7 +88,7 @@ func newDispatcher(cfg Config, nc *nats.Conn, step Stepper) (*Dispatcher, error)
 	d := &Dispatcher{
 		cfg: cfg, pool: pool, nc: nc, store: store, api: newAPI(nc, store.JS()),
 		log:  cfg.Log.With("pool", cfg.Pool, "dispatcher", cfg.Name),
-		work: newMailbox[func(context.Context)](), clock: &serverClock{}, rebuilds: newRestarts(), snapshots: newSnapshots(),
+		work: newMailbox[func(context.Context)](), clock: &serverClock{}, rebuilds: newRestarts(), snapshots: newSnapshots(), acquires: newAcquires(),
 		metrics: newMetrics(), looks: make(chan struct{}, 1),
 		stopping: make(chan struct{}), done: make(chan struct{}),
 	}

@@ -40,6 +40,10 @@ func (d *Dispatcher) begin(e core.Effect) {
 		d.hand.ack(e.Handle)
 	case core.NakDelay:
 		d.hand.giveBack(e.Handle, e.Delay)
+	case core.Granted:
+		d.granted(e)
+	case core.Refused:
+		d.refused(e)
 	case core.AskSnapshot:
 		d.spawn(func() { d.snapshot(d.intakeCtx, e) })
 	case core.Rebuild:

@@ -72,6 +72,14 @@ func (h *hand) put(msg *nats.Msg, q core.Queue, stored int64) *held {
 	return m
 }
 
+// name draws a handle for what is no message.
+func (h *hand) name() core.Handle {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.last++
+	return h.last
+}
+
 // get is nil when the message is not in hand any more.
 func (h *hand) get(handle core.Handle) *held {
 	h.mu.Lock()

@@ -97,10 +97,13 @@ func (d *Dispatcher) bind(ctx context.Context, b core.Bind, m *held) core.BindAn
 		Handle: b.Handle, Engine: b.Held.Engine, Job: b.Held.Job, ID: b.Held.ID, Bind: b.Held.Bind,
 		Answer: core.Unavailable,
 	}
-	if m == nil {
-		return out
+	write := kvstate.Bind{Held: b.Held, Expected: b.Expected, TTL: b.TTL}
+	switch {
+	case m != nil:
+		write.Body = m.msg.Data
+	case b.Held.State != subjects.StateExternal:
+		return out // the message has left the hand: there is nothing to bind
 	}
-	write := kvstate.Bind{Held: b.Held, Expected: b.Expected, TTL: b.TTL, Body: m.msg.Data}
 	w := d.untilAnswered(ctx, "bind", func(ctx context.Context) (uint64, error) {
 		return d.bindKey(ctx, write)
 	})
@@ -108,7 +111,7 @@ func (d *Dispatcher) bind(ctx context.Context, b core.Bind, m *held) core.BindAn
 		r, a := d.key(ctx, b.Held.Engine, b.Held.Job, b.Held.ID)
 		switch {
 		case a != core.OK || r.Bind != b.Held.Bind:
-		case r.Dispatcher == b.Held.Dispatcher && r.State == subjects.StateBound:
+		case r.Dispatcher == b.Held.Dispatcher && r.State == b.Held.State:
 			w.answer, w.seq = core.OK, r.Revision
 		default:
 			w.answer, w.seq = core.Duplicate, r.Revision
@@ -119,7 +122,7 @@ func (d *Dispatcher) bind(ctx context.Context, b core.Bind, m *held) core.BindAn
 	}
 	out.Answer, out.Seq, out.Actual = w.answer, w.seq, w.actual
 	out.Stored = d.clock.now()
-	if out.Answer == core.OK {
+	if out.Answer == core.OK && m != nil {
 		d.dispatched(m, out.Stored)
 	}
 	return out
