@@ -104,6 +104,7 @@ type bench struct {
 
 func newBench(t *testing.T, options ...natstest.Option) *bench {
 	t.Helper()
+	t.Parallel() // a server of its own: tests mostly wait
 	return benchOn(t, natstest.Server(t, options...))
 }
 

@@ -394,4 +394,5 @@ func TestTheLeaderSaysWhatStandsAndWhatIsAnswered(t *testing.T) {
 	if a := waitFor[core.LeaderAnswer](t, f, 4, nil); a.Err == "" {
 		t.Fatalf("without a leader: %+v", a)
 	}
+	b.node.Restart()
 }
