@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -184,4 +185,32 @@ func TestLlamaCppTokenIDsAreReadOutOfLogprobs(t *testing.T) {
 	if got, _ = a.Generate(t.Context(), r, Run{ID: "x"}, nil); got.Logprobs != nil || len(got.TokenIDs) != 3 {
 		t.Errorf("logprobs %s, ids %v", got.Logprobs, got.TokenIDs)
 	}
+}
+
+func FuzzAnswersOfAnyKindAreJudgedWithoutPanic(f *testing.F) {
+	names, err := filepath.Glob("testdata/streams/*.[sj]s*")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, n := range names {
+		b, err := os.ReadFile(n)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		a := answer{maxTokens: 64}
+		how, err := readAnswer(bytes.NewReader(b), SSELimits{MaxEvent: 1 << 16, MaxTotal: 1 << 20}, &a)
+		o := a.outcome(how, false)
+		if err != nil {
+			o = a.broken(err)
+		}
+		if o.Kind == Completed && (o.FinishReason == "" || how != endMark || a.fault != nil) {
+			t.Fatalf("a sample without a proof: %+v", o)
+		}
+		if o.Logprobs != nil && !json.Valid(o.Logprobs) {
+			t.Fatalf("logprobs %s", o.Logprobs)
+		}
+	})
 }
