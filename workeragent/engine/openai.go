@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -200,7 +201,7 @@ func (a *OpenAI) exchange(ctx context.Context, path string, body []byte, run Run
 	req.Header.Set("Accept", "text/event-stream")
 	req.Header.Set("X-Request-Id", run.ID)
 	if run.Rank != nil {
-		req.Header.Set("X-Data-Parallel-Rank", fmt.Sprint(*run.Rank))
+		req.Header.Set("X-Data-Parallel-Rank", strconv.Itoa(*run.Rank))
 	}
 	resp, err := a.client.Do(req)
 	if err != nil {

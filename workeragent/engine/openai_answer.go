@@ -1,11 +1,9 @@
 package engine
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -119,7 +117,7 @@ var (
 func (a *answer) chunk(b []byte) error {
 	var c apiChunk
 	if err := json.Unmarshal(b, &c); err != nil {
-		return fmt.Errorf("%w: %v", errMalformed, err)
+		return fmt.Errorf("%w: %w", errMalformed, err)
 	}
 	if f := faultOf(&c, b); f != nil {
 		a.fault = f
@@ -165,7 +163,7 @@ func (a *answer) choice(c *apiChoice) error {
 		if err != nil {
 			return err
 		}
-		text += t
+		text = or(text, t) // a choice has a text or a message
 		a.held += len(m.Content) + len(m.Reasoning) + len(m.ReasoningContent)
 		for i := range m.ToolCalls {
 			a.held += len(m.ToolCalls[i].Function.Arguments) + len(m.ToolCalls[i].Function.Name)
@@ -224,10 +222,11 @@ func contentText(raw json.RawMessage) (string, error) {
 	if json.Unmarshal(raw, &parts) != nil {
 		return "", fmt.Errorf("%w: content is neither text nor a list of parts", errMalformed)
 	}
+	var b strings.Builder
 	for _, p := range parts {
-		s += p.Text
+		b.WriteString(p.Text)
 	}
-	return s, nil
+	return b.String(), nil
 }
 
 // callTools joins the pieces of streamed tool calls.
@@ -338,88 +337,4 @@ func (o *Outcome) add(name string, v any) {
 		o.Extra = map[string]json.RawMessage{}
 	}
 	o.Extra[name] = b
-}
-
-// readAnswer reads a body, whatever its Content-Type claims: a stream of events
-// or one JSON object. It tells how the body ended; errors are of the connection,
-// of a limit, or say that this is no answer at all.
-func readAnswer(body io.Reader, lim SSELimits, a *answer) (end, error) {
-	lim = lim.withDefaults()
-	head := make([]byte, 0, 64)
-	var err error
-	for err == nil && len(bytes.TrimLeft(head, " \t\r\n")) == 0 && len(head) < cap(head) {
-		var n int
-		n, err = body.Read(head[len(head):min(cap(head), len(head)+16)])
-		head = head[:len(head)+n]
-	}
-	if err != nil && err != io.EOF {
-		return endCut, err
-	}
-	if start := bytes.TrimLeft(head, " \t\r\n"); len(start) > 0 {
-		switch start[0] {
-		case '<':
-			return endEOF, errHTML
-		case '{', '[':
-			return readWhole(io.MultiReader(bytes.NewReader(head), body), lim, a)
-		}
-	}
-	how := endEOF
-	err = ReadSSE(io.MultiReader(bytes.NewReader(head), body), lim, func(e SSEEvent) error {
-		switch {
-		case e.Comment:
-			return nil // the HTTP server lives; nothing is said of this request
-		case e.Done():
-			how = endMark
-			return ErrStopSSE
-		}
-		err := a.chunk(e.Data)
-		if err != nil && e.Cut {
-			how = endCut
-			return ErrStopSSE
-		}
-		return err
-	})
-	if err != nil {
-		return endCut, err
-	}
-	return how, nil
-}
-
-var errHTML = errors.New("the answer is a web page")
-
-func readWhole(r io.Reader, lim SSELimits, a *answer) (end, error) {
-	most := min(lim.MaxTotal, 2*maxHeld)
-	b, err := io.ReadAll(io.LimitReader(r, most+1))
-	switch {
-	case err != nil:
-		return endCut, err
-	case int64(len(b)) > most:
-		return endCut, ErrSSETooLarge
-	}
-	return endMark, a.chunk(b)
-}
-
-// broken turns an error of readAnswer into an outcome with what came before it.
-func (a *answer) broken(err error) Outcome {
-	if a.fault != nil {
-		return a.outcome(endCut, false)
-	}
-	o := a.outcome(endCut, false)
-	o.Kind = Failed
-	switch {
-	case errors.Is(err, errHTML):
-		o.Code, o.Message = codeHTML, "the answer is a web page, not of an engine: check the address"
-	case errors.Is(err, errHeld):
-		o.Kind = DataError
-		o.Code, o.Message = codeTooLarge, fmt.Sprintf("more than %d bytes of output: an answer carries %d: ask for fewer logprobs or tokens", maxHeld, subjects.MaxPayload)
-	case errors.Is(err, ErrSSETooLarge):
-		o.Code, o.Message = codeTooLarge, err.Error()
-	case errors.Is(err, errRunaway):
-		o.Code, o.Message = codeRunaway, fmt.Sprintf("the engine sent more than %d tokens", a.maxTokens)
-	case errors.Is(err, errMalformed):
-		o.Code, o.Message = codeMalformed, clip(err.Error())
-	case a.reason == "":
-		o.Code, o.Message = codeTruncated, "the connection broke before a finish reason: "+clip(err.Error())
-	}
-	return o
 }

@@ -461,7 +461,7 @@ func TestTheSimulatedEngineTellsWhatItIs(t *testing.T) {
 }
 
 func TestAServerThatDoesNotAnswerHasNoCapabilities(t *testing.T) {
-	s := serve(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(503) })
+	s := serve(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
 	if _, err := openaiFor(t, s.URL).Capabilities(t.Context()); err == nil {
 		t.Error("a 503 passed for an engine")
 	}

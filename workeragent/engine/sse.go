@@ -73,7 +73,7 @@ type sseReader struct {
 func (s *sseReader) run() error {
 	for {
 		whole, err := s.readLine()
-		if err != nil && err != io.EOF {
+		if err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
 		if len(s.line) > 0 || whole {
@@ -81,7 +81,7 @@ func (s *sseReader) run() error {
 				return herr
 			}
 		}
-		if err == io.EOF {
+		if err != nil {
 			return s.flush(!whole && len(s.line) > 0)
 		}
 	}
