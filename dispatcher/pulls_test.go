@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -168,7 +169,9 @@ func TestAConsumerThatServesOthersIsNeverDeleted(t *testing.T) { // scenario B1
 	go func() { ended <- d.Run(b.ctx()) }()
 	b.ready(d)
 	r := request("j", "0001")
-	b.submit(r)
+	for i := range 20 { // work is always pending
+		b.submit(request("j", fmt.Sprintf("%04d", i)))
+	}
 	busy.do(core.EnsureConsumer{Queue: queueOf(r)})
 	x := d.queues.get(queueOf(r))
 	for range 3 * silencesMost {
@@ -245,5 +248,39 @@ func TestALargestRequestTravelsWholeThroughAHandThatIsTooSmallForIt(t *testing.T
 	held, err := b.store.Reservation(b.ctx(), "e1", "j", "0001")
 	if err != nil || !bytes.Equal(held.Body, body(r)) {
 		t.Fatalf("reservation: %d bytes of %d, err %v", len(held.Body), len(body(r)), err)
+	}
+}
+
+func TestADrainedHandHasSentEveryAck(t *testing.T) {
+	b := newBench(t)
+	h := newHand(b.nc, 1<<20, newMetrics())
+	got := make(chan *nats.Msg, 2000)
+	sub, err := b.nc.ChanSubscribe("acks", got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	const n = 1000
+	for range n {
+		h.refuse(b.message("acks"), time.Second)
+	}
+	soon, cancel := context.WithTimeout(b.ctx(), 20*time.Millisecond)
+	defer cancel()
+	if h.drain(soon) {
+		t.Fatal("drained although nobody sends")
+	}
+	ctx, end := context.WithCancel(b.ctx())
+	ended := make(chan error, 1)
+	go func() { ended <- h.run(ctx) }()
+	if !h.drain(b.ctx()) {
+		t.Fatal("not drained")
+	}
+	end()
+	<-ended
+	if err := b.nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != n {
+		t.Fatalf("%d of %d were sent", len(got), n)
 	}
 }

@@ -271,13 +271,11 @@ func TestDecisionsArePublishedAndCopied(t *testing.T) {
 		Candidates: []core.Considered{{Engine: "e1", Score: 1, Parts: map[string]float64{"load": 1}}},
 		Filtered:   map[string]int{"paused": 2},
 	}
-	f.on(func(ev core.Event) []core.Effect {
-		// The core uses its record again for the next decision.
-		record.Candidates[0].Engine, record.Candidates[0].Parts["load"] = "overwritten", -1
-		record.Filtered["paused"] = -1
-		return nil
-	})
-	d.decisions.put(line{Decision: copyDecision(record)})
+	kept := copyDecision(record)
+	// The core uses its record again for the next decision.
+	record.Candidates[0].Engine, record.Candidates[0].Parts["load"] = "overwritten", -1
+	record.Filtered["paused"] = -1
+	d.decisions.put(line{Decision: kept})
 	f.do(core.Decision{Rollout: "j.0002", Mode: "off", Reason: "y"})
 	var first line
 	if err := json.Unmarshal((<-got).Data, &first); err != nil {

@@ -221,6 +221,30 @@ func TestTheWalkerReadsNoMoreThanItMayAndNothingTwice(t *testing.T) {
 	}
 }
 
+func TestWhatHasNotWaitedLongIsNotRead(t *testing.T) {
+	b := newBench(t)
+	d, _ := b.running(walking(b), &fakeCore{})
+	b.ready(d)
+	for i := range 10 {
+		b.submit(request("j", fmt.Sprintf("%04d", i)))
+	}
+	budget, hits := 100, 0
+	// The looks have told that only the first four have waited.
+	n, last, err := d.walker.pass(b.ctx(), b.pool.Rollouts(), b.pool.SubmitFilter(), 1, 4, &budget,
+		func(*stored, *subjects.Facts) bool { hits++; return false })
+	if err != nil || n != 4 || last != 4 || hits != 4 || budget != 96 {
+		t.Fatalf("read %d up to %d, %d looked at, budget %d, err %v", n, last, hits, budget, err)
+	}
+	s := walkStream{marks: []mark{{at: time.Now(), seq: 7}}}
+	if got := s.limit(time.Minute); got != 0 {
+		t.Errorf("a fresh look sets the limit %d", got)
+	}
+	s.marks[0].at = time.Now().Add(-time.Hour)
+	if got := s.limit(time.Minute); got != 7 {
+		t.Errorf("an old look sets the limit %d, want 7", got)
+	}
+}
+
 func TestDeadlinesBeyondTheBoundAreGatheredAnew(t *testing.T) { // scenario I11
 	w := newWalker(&Dispatcher{cfg: Config{Limits: Limits{WalkEntries: 4}}})
 	s := &w.streams[queueRollouts]

@@ -140,6 +140,31 @@ func TestABindThatNeverHappenedIsRepeatedOnTheSameEngine(t *testing.T) {
 	}
 }
 
+func TestARefusalWithoutEffectDoesNotEndTheDoubtAboutAnEarlierAttempt(t *testing.T) {
+	b := newBench(t)
+	d, f := b.faked()
+	real := d.bindKey
+	script := []error{kvstate.ErrUnknown, kvstate.ErrUnavailable, kvstate.ErrBusy, kvstate.ErrFull}
+	d.bindKey = func(ctx context.Context, w kvstate.Bind) (uint64, error) {
+		if len(script) == 0 {
+			return real(ctx, w)
+		}
+		if len(script) == 4 {
+			must(real(ctx, w)) // it happens, and nobody hears of it
+		}
+		err := script[0]
+		script = script[1:]
+		return 0, err
+	}
+	r := request("j", "0001")
+	b.submit(r)
+	f.do(bindOf("e1", b.fetchOne(f, queueOf(r)), 1, 0))
+	a := waitFor[core.BindAnswer](t, f, 1, nil)
+	if held := must(b.store.Reservation(b.ctx(), "e1", "j", "0001")); a.Answer != core.OK || a.Seq != held.Revision {
+		t.Fatalf("answer %+v, it stands at %d", a, held.Revision)
+	}
+}
+
 func TestABindThatConflictsAfterALostAnswerIsNotMistakenForOurs(t *testing.T) {
 	b := newBench(t)
 	d, f := b.faked()
