@@ -18,6 +18,7 @@ type ServerInfo struct {
 	CapacityTokens *int64 // per rank
 	MaxRunning     *int   // per rank, the effective one
 	MaxInput       *int   // tokens of one prompt
+	ContextLength  *int   // tokens of prompt and output
 	BlockSize      *int
 	Disaggregation string // "", prefill, decode
 	Metrics        bool
@@ -76,6 +77,7 @@ func ParseServerInfo(b []byte) (ServerInfo, error) {
 		PageSize       *int   `json:"page_size"`
 		MaxTotal       *int64 `json:"max_total_num_tokens"`
 		MaxInput       *int   `json:"max_req_input_len"`
+		Context        *int   `json:"context_length"`
 		Disaggregation string `json:"disaggregation_mode"`
 		Metrics        bool   `json:"enable_metrics"`
 		States         []struct {
@@ -98,9 +100,12 @@ func ParseServerInfo(b []byte) (ServerInfo, error) {
 		return ServerInfo{}, fmt.Errorf("/server_info: none of model_path, dp_size, internal_states: %w", ErrShape)
 	}
 	out := ServerInfo{Ranks: 1, Model: in.Served, Version: in.Version, WeightVersion: in.WeightVersion,
-		CapacityTokens: positive(in.MaxTotal), MaxInput: positive(in.MaxInput), BlockSize: positive(in.PageSize), Metrics: in.Metrics}
+		CapacityTokens: positive(in.MaxTotal), MaxInput: positive(in.MaxInput), ContextLength: positive(in.Context), BlockSize: positive(in.PageSize), Metrics: in.Metrics}
 	if out.Model == "" {
 		out.Model = in.ModelPath
+	}
+	if out.ContextLength == nil {
+		out.ContextLength = out.MaxInput
 	}
 	if in.Disaggregation != "null" {
 		out.Disaggregation = in.Disaggregation
