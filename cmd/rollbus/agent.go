@@ -20,6 +20,7 @@ type Agent struct {
 	Init         bool          `help:"Make the pool's streams where they are missing."`
 	layoutFlags
 	httpFlag
+	scaleFlag
 }
 
 // Help shows examples.
@@ -33,12 +34,16 @@ SIGTERM takes nothing new and finishes what runs, --drain-timeout at most; a sec
 
 // Run serves until told to stop.
 func (c *Agent) Run(a *app) error {
+	if err := c.check(); err != nil {
+		return err
+	}
 	specs, err := parseEngines(c.Engine, false, nodeName)
 	if err != nil {
 		return err
 	}
 	log := a.log()
 	cfg := workeragent.Config{Pool: a.opts.Pool, Name: c.Name, Version: programVersion(), SpoolDir: c.SpoolDir, Log: log}
+	cfg.Timings = workeragent.DefaultTimings().Scale(c.TimingScale)
 	cfg.Timings.DrainTimeout = c.DrainTimeout
 	for _, s := range specs {
 		adapter, err := s.adapter(c.Model, c.APIKey)

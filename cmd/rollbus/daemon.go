@@ -35,6 +35,19 @@ type httpFlag struct {
 	HTTP string `name:"http" help:"Serve /metrics, /healthz and /readyz here." placeholder:"HOST:PORT"`
 }
 
+// scaleFlag shortens every duration of a daemon together. Dispatchers of one
+// pool must agree on it, so that it is for tests of whole pools.
+type scaleFlag struct {
+	TimingScale float64 `hidden:"" default:"1"`
+}
+
+func (f scaleFlag) check() error {
+	if f.TimingScale < 0.02 || f.TimingScale > 10 {
+		return coded(exitUsage, "--timing-scale is %g: give 0.02 to 10", f.TimingScale)
+	}
+	return nil
+}
+
 // readyFlag tells a script when a daemon is up, and where.
 type readyFlag struct {
 	ReadyFile string `type:"path" help:"Write the addresses here, as JSON, when everything is up." placeholder:"FILE"`

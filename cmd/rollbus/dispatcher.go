@@ -11,6 +11,7 @@ type Dispatcher struct {
 	Name string `help:"Name in the pool; without one it is the host's and a random token." placeholder:"NAME"`
 	layoutFlags
 	httpFlag
+	scaleFlag
 }
 
 // Help shows examples.
@@ -26,6 +27,9 @@ const dispatcherBudget = 8 * time.Second
 
 // Run serves until told to stop.
 func (c *Dispatcher) Run(a *app) error {
+	if err := c.check(); err != nil {
+		return err
+	}
 	settings := recommended()
 	log := a.log()
 	nc, err := a.connectDaemon("rollbus dispatcher")
@@ -35,6 +39,7 @@ func (c *Dispatcher) Run(a *app) error {
 	defer nc.Close()
 	d, err := dispatcher.New(dispatcher.Config{
 		Pool: a.opts.Pool, Name: c.Name, Version: programVersion(), Layout: c.layout(settings.Record), Log: log,
+		Timings: dispatcher.DefaultTimings().Scale(c.TimingScale),
 	}, nc)
 	if err != nil {
 		return coded(exitUsage, "%w", err)
