@@ -52,11 +52,11 @@ func (a api) batch(ctx context.Context, stream, filter string, seq uint64, n, mo
 		// Stored messages carry where they stand; a status does not. A stored
 		// Status header does not make a status of a message.
 		if m.Header.Get(hdrGetSequence) == "" {
-			switch code := m.Header.Get("Status"); code {
+			switch m.Header.Get("Status") {
 			case "204", "404":
 				return out, nil
 			default:
-				return nil, fmt.Errorf("read from %s: %w", stream, &statusError{code: code, text: m.Header.Get("Description")})
+				return nil, fmt.Errorf("read from %s: %w", stream, statusOf(m))
 			}
 		}
 		s, err := readStored(m)

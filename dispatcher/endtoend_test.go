@@ -270,3 +270,38 @@ func TestAnInspectedCoreCountsItsSlots(t *testing.T) {
 		return n == 8
 	})
 }
+
+func TestLeadersStepDownInTheMiddleAndEverythingEndsOnce(t *testing.T) { // scenarios B4, F8
+	t.Parallel()
+	c := natstest.Cluster(t, 3)
+	b := benchAt(t, c.List[0], c.Conn)
+	cfg := b.config()
+	cfg.Layout.Replicas = 3
+	for range 2 {
+		d, _ := b.running(cfg, nil)
+		b.ready(d)
+	}
+	agents := []*standIn{b.agent("e1", 4, nil), b.agent("e2", 4, nil)}
+	const n = 90
+	for i := range n {
+		b.submit(request("j", fmt.Sprintf("%04d", i)))
+		switch i {
+		case n / 4:
+			c.StepDown(b.pool.Rollouts())
+		case n / 2:
+			c.StepDown(subjects.BucketStream(b.pool.Bucket(subjects.Reservations)))
+		case 3 * n / 4:
+			c.StepDown(b.pool.Results())
+		}
+	}
+	b.settled(n)
+	runs := 0
+	for _, a := range agents {
+		a.mu.Lock()
+		for _, k := range a.runs {
+			runs += k
+		}
+		a.mu.Unlock()
+	}
+	t.Logf("%d rollouts, %d runs", n, runs)
+}

@@ -95,6 +95,7 @@ func waitFor[E core.Event](t *testing.T, f *fakeCore, n int, match func(E) bool)
 // bench is one server, one pool and what tests need of them.
 type bench struct {
 	t     *testing.T
+	dial  func(testing.TB, ...nats.Option) *nats.Conn
 	node  *natstest.Node
 	nc    *nats.Conn
 	js    jetstream.JetStream
@@ -110,12 +111,20 @@ func newBench(t *testing.T, options ...natstest.Option) *bench {
 
 func benchOn(t *testing.T, node *natstest.Node) *bench {
 	t.Helper()
-	b := &bench{t: t, node: node, nc: node.Conn(t)}
+	return benchAt(t, node, node.Conn)
+}
+
+func benchAt(t *testing.T, node *natstest.Node, connect func(testing.TB, ...nats.Option) *nats.Conn) *bench {
+	t.Helper()
+	b := &bench{t: t, node: node, dial: connect, nc: connect(t)}
 	b.pool = must(subjects.NewPool("p"))
 	b.js = must(jetstream.New(b.nc))
 	b.store = must(kvstate.Open(b.nc, b.pool))
 	return b
 }
+
+// connect opens a connection of its own.
+func (b *bench) connect() *nats.Conn { return b.dial(b.t) }
 
 func must[T any](v T, err error) T {
 	if err != nil {
@@ -152,7 +161,7 @@ func (b *bench) ctx() context.Context {
 // the real core), and stops it when the test ends.
 func (b *bench) running(cfg Config, step Stepper) (*Dispatcher, <-chan error) {
 	b.t.Helper()
-	nc := b.node.Conn(b.t)
+	nc := b.connect()
 	var d *Dispatcher
 	if step == nil {
 		d = must(New(cfg, nc))

@@ -117,7 +117,10 @@ var (
 )
 
 // statusError is an answer of a consumer that is not a message.
-type statusError struct{ code, text string }
+type statusError struct {
+	code, text string
+	unsent     int // of the messages asked for; -1 = not said
+}
 
 func (e *statusError) Error() string { return "consumer: " + e.code + " " + e.text }
 
@@ -266,11 +269,16 @@ func (d *Dispatcher) pullOnce(ctx context.Context, q *queue, batch int, wait tim
 	}
 	watchdog := time.NewTimer(silence)
 	defer watchdog.Stop()
-	for n < req.Batch {
+	var over *statusError // the pull has ended, and want messages of it are on their way
+	want := batch
+	for n < want {
 		select {
 		case <-ctx.Done():
 			return n, context.Cause(ctx)
 		case <-watchdog.C:
+			if over != nil {
+				return n, over.failure()
+			}
 			return n, fmt.Errorf("%w: nothing from %s for %v", errSilent, durable, silence)
 		case m := <-p.in:
 			watchdog.Reset(silence)
@@ -280,16 +288,42 @@ func (d *Dispatcher) pullOnce(ctx context.Context, q *queue, batch int, wait tim
 				n++
 				continue
 			}
-			switch code := m.Header.Get("Status"); code {
-			case "100": // heartbeat
-			case "404", "408":
-				return n, nil
-			default:
-				return n, &statusError{code: code, text: m.Header.Get("Description")}
+			if s := statusOf(m); s.code != "100" { // a heartbeat
+				// A replicated consumer delivers when its quorum has it noted; a
+				// status may overtake the messages before it, and says how many
+				// of those asked for it did not send.
+				over, want = s, s.sent(batch, n)
 			}
 		}
 	}
+	if over != nil {
+		return n, over.failure()
+	}
 	return n, nil
+}
+
+func statusOf(m *nats.Msg) *statusError {
+	s := &statusError{code: m.Header.Get("Status"), text: m.Header.Get("Description"), unsent: -1}
+	if k, err := strconv.Atoi(m.Header.Get("Nats-Pending-Messages")); err == nil {
+		s.unsent = k
+	}
+	return s
+}
+
+// sent is how many messages the pull brings in all; n have come.
+func (e *statusError) sent(batch, n int) int {
+	if e.unsent < 0 || e.unsent > batch {
+		return n
+	}
+	return max(n, batch-e.unsent)
+}
+
+// failure is nil for an end in order: nothing there, or all that was asked for.
+func (e *statusError) failure() error {
+	if e.code == "404" || e.code == "408" || e.code == "409" && strings.Contains(e.text, "Batch Completed") {
+		return nil
+	}
+	return e
 }
 
 // fetched takes a message in hand and shows the core what it says.

@@ -34,7 +34,7 @@ func (b *bench) agent(engine string, slots int, act func(context.Context, kvstat
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &standIn{
 		b: b, engine: engine, epoch: engine + "-1", end: cancel, act: act,
-		store: must(kvstate.Open(b.node.Conn(b.t), b.pool, kvstate.Heartbeat(50*time.Millisecond))),
+		store: must(kvstate.Open(b.connect(), b.pool, kvstate.Heartbeat(50*time.Millisecond))),
 		runs:  map[string]int{}, running: map[string]uint64{},
 	}
 	a.done.Go(func() { a.register(ctx, slots) })
