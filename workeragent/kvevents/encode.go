@@ -5,11 +5,29 @@ import (
 	"math"
 )
 
-// Encoder writes batches as engines do, for fakes, benchmarks and tests; the
-// bytes are compared with captured ones. The zero value writes events as maps.
+// Dialect is how a release spells its events. The bytes of each are compared
+// with recorded ones.
+type Dialect uint8
+
+// Dialects.
+const (
+	VLLMMaps     Dialect = iota // v0.24 and later
+	VLLMArrays                  // v0.22, v0.23: eleven fields
+	VLLMMedium                  // v0.11: arrays up to the medium
+	VLLMFirst                   // v0.9: arrays without a medium
+	SGLangMaps                  // since #37482
+	SGLangArrays                // before: signed hashes, a map for the salt
+)
+
+func (d Dialect) String() string {
+	return [...]string{"vllm-maps", "vllm-arrays", "vllm-medium", "vllm-first", "sglang-maps", "sglang-arrays"}[d]
+}
+
+// Encoder writes batches as engines do, for fakes, benchmarks and tests. Tiers
+// other than gpu are vLLM's CPU and STORAGE, SGLang's CPU_PINNED and DISK.
 type Encoder struct {
-	Arrays bool // events as arrays
-	b      []byte
+	Dialect Dialect
+	b       []byte
 }
 
 // Begin starts a batch of n events.
@@ -30,31 +48,33 @@ func (w *Encoder) End(rank int) []byte {
 	return w.b
 }
 
-// Event writes one. A store of arrays has the eleven elements of vLLM's last
-// array releases, cut after the last that says something but never before the
-// medium; tiers other than gpu are CPU and STORAGE.
+// Event writes one.
 func (w *Encoder) Event(e *Event) {
-	if w.Arrays {
-		w.eventArray(e)
-	} else {
+	switch w.Dialect {
+	case VLLMMaps, SGLangMaps:
 		w.eventMap(e)
+	default:
+		w.eventArray(e)
 	}
 }
 
 var tags = map[Kind]string{Stored: "BlockStored", Removed: "BlockRemoved", Cleared: "AllBlocksCleared"}
 
-var media = [tiers]string{"GPU", "CPU", "STORAGE", "EXTERNAL"}
+func (w *Encoder) sglang() bool { return w.Dialect == SGLangMaps || w.Dialect == SGLangArrays }
+
+func (w *Encoder) medium(t Tier) {
+	media := [tiers]string{"GPU", "CPU", "STORAGE", "EXTERNAL"}
+	if w.sglang() {
+		media = [tiers]string{"GPU", "CPU_PINNED", "DISK", "EXTERNAL"}
+	}
+	w.str(media[t])
+}
 
 func (w *Encoder) eventArray(e *Event) {
 	switch e.Kind {
 	case Stored:
-		n := 6
-		switch {
-		case len(e.Spec) > 0:
-			n = 11
-		case e.Group >= 0:
-			n = 9
-		case len(e.Salt) > 0 || len(e.LoRA) > 0:
+		n := map[Dialect]int{VLLMArrays: 11, VLLMMedium: 6, VLLMFirst: 5, SGLangArrays: 6}[w.Dialect]
+		if w.Dialect == SGLangArrays && len(e.Salt) > 0 {
 			n = 7
 		}
 		w.array(n + 1)
@@ -64,38 +84,37 @@ func (w *Encoder) eventArray(e *Event) {
 		w.tokens(e)
 		w.int(int64(e.BlockSize))
 		w.loraID(e)
-		w.str(media[e.Tier])
-		if n >= 7 {
-			switch {
-			case len(e.Salt) > 0: // SGLang's map
-				w.b = append(w.b, 0x81)
-				w.str("cache_salt")
-				w.str(string(e.Salt))
-			case len(e.LoRA) > 0:
-				w.str(string(e.LoRA))
-			default:
-				w.nil()
-			}
+		if n >= 6 {
+			w.medium(e.Tier)
 		}
-		if n >= 9 {
-			w.nils(len(e.Hashes)) // extra keys
-			w.int(int64(e.Group))
-		}
-		if n >= 11 {
-			w.str(string(e.Spec))
+		switch {
+		case n == 7:
+			w.mapping(1)
+			w.str("cache_salt")
+			w.str(string(e.Salt))
+		case n == 11:
+			w.text(e.LoRA)
+			w.extraKeys(e)
+			w.int(int64(max(0, e.Group)))
+			w.text(e.Spec)
 			w.nil()
 		}
 	case Removed:
-		n := 2
-		if e.Group >= 0 {
-			n = 3
+		switch w.Dialect {
+		case VLLMFirst:
+			w.array(2)
+		case VLLMArrays:
+			w.array(4)
+		default:
+			w.array(3)
 		}
-		w.array(n + 1)
 		w.str(tags[Removed])
 		w.hashes(e.Hashes)
-		w.str(media[e.Tier])
-		if n == 3 {
-			w.int(int64(e.Group))
+		if w.Dialect != VLLMFirst {
+			w.medium(e.Tier)
+		}
+		if w.Dialect == VLLMArrays {
+			w.int(int64(max(0, e.Group)))
 		}
 	default:
 		w.array(1)
@@ -104,67 +123,98 @@ func (w *Encoder) eventArray(e *Event) {
 }
 
 func (w *Encoder) eventMap(e *Event) {
+	vllm, store := w.Dialect == VLLMMaps, e.Kind == Stored
 	n := 1
-	count := func(when bool) bool {
-		if when {
-			n++
-		}
-		return when
-	}
-	store := e.Kind == Stored
 	if e.Kind != Cleared {
 		n += 2 // hashes, medium
 	}
 	if store {
 		n += 4 // parent, tokens, size, lora_id
 	}
-	lora, salt := count(store && len(e.LoRA) > 0), count(store && len(e.Salt) > 0)
-	group, spec, session := count(e.Kind != Cleared && e.Group >= 0), count(store && len(e.Spec) > 0), count(store && len(e.Session) > 0)
+	if vllm && e.Kind != Cleared {
+		n++ // group
+	}
+	if vllm && store {
+		n += 3 // lora_name, extra_keys, kind
+	}
+	salt, session := !vllm && store && len(e.Salt) > 0, !vllm && store && len(e.Session) > 0
+	if salt {
+		n++
+	}
+	if session {
+		n++
+	}
 	w.mapping(n)
-	w.str("type")
-	w.str(tags[e.Kind])
+	w.key("type", func() { w.str(tags[e.Kind]) })
 	if e.Kind == Cleared {
 		return
 	}
-	w.str("block_hashes")
-	w.hashes(e.Hashes)
+	w.key("block_hashes", func() { w.hashes(e.Hashes) })
 	if store {
-		w.str("parent_block_hash")
-		w.parent(e)
-		w.str("token_ids")
-		w.tokens(e)
-		w.str("block_size")
-		w.int(int64(e.BlockSize))
-		w.str("lora_id")
-		w.loraID(e)
+		w.key("parent_block_hash", func() { w.parent(e) })
+		w.key("token_ids", func() { w.tokens(e) })
+		w.key("block_size", func() { w.int(int64(e.BlockSize)) })
+		w.key("lora_id", func() { w.loraID(e) })
 	}
-	w.str("medium")
-	w.str(media[e.Tier])
-	if lora {
-		w.str("lora_name")
-		w.str(string(e.LoRA))
+	w.key("medium", func() { w.medium(e.Tier) })
+	if vllm && store {
+		w.key("lora_name", func() { w.text(e.LoRA) })
+		w.key("extra_keys", func() { w.extraKeys(e) })
+	}
+	if vllm {
+		w.key("group_idx", func() { w.int(int64(max(0, e.Group))) })
+	}
+	if vllm && store {
+		w.key("kv_cache_spec_kind", func() { w.text(e.Spec) })
 	}
 	if salt {
-		w.str("cache_salt")
-		w.str(string(e.Salt))
+		w.key("cache_salt", func() { w.text(e.Salt) })
 	}
 	if session {
-		w.str("session_id")
-		w.str(string(e.Session))
+		w.key("session_id", func() { w.text(e.Session) })
 	}
-	if group {
-		w.str("group_idx")
-		w.int(int64(e.Group))
+}
+
+func (w *Encoder) key(name string, value func()) {
+	w.str(name)
+	value()
+}
+
+// text writes a string, nil for none.
+func (w *Encoder) text(s []byte) {
+	if s == nil {
+		w.nil()
+	} else {
+		w.str(string(s))
 	}
-	if spec {
-		w.str("kv_cache_spec_kind")
-		w.str(string(e.Spec))
+}
+
+// extraKeys writes what is in the blocks' hashes: as vLLM does it, the LoRA in
+// every block, the salt in a prompt's first.
+func (w *Encoder) extraKeys(e *Event) {
+	w.array(len(e.Hashes))
+	for i := range e.Hashes {
+		var keys [][]byte
+		if len(e.LoRA) > 0 {
+			keys = append(keys, e.LoRA)
+		}
+		if len(e.Salt) > 0 && i == 0 && !e.HasParent {
+			keys = append(keys, e.Salt)
+		}
+		if len(keys) == 0 {
+			w.nil()
+			continue
+		}
+		w.array(len(keys))
+		for _, k := range keys {
+			w.str(string(k))
+		}
 	}
 }
 
 func (w *Encoder) parent(e *Event) {
 	if e.HasParent {
-		w.uint(e.Parent)
+		w.hash(e.Parent)
 	} else {
 		w.nil()
 	}
@@ -181,7 +231,16 @@ func (w *Encoder) loraID(e *Event) {
 func (w *Encoder) hashes(h []uint64) {
 	w.array(len(h))
 	for _, v := range h {
-		w.uint(v)
+		w.hash(v)
+	}
+}
+
+// hash is signed in SGLang's events, unsigned in vLLM's.
+func (w *Encoder) hash(h uint64) {
+	if w.Dialect == SGLangArrays {
+		w.int(int64(h))
+	} else {
+		w.uint(h)
 	}
 }
 
@@ -194,13 +253,6 @@ func (w *Encoder) tokens(e *Event) {
 			v = e.Second[i]
 		}
 		w.uint(uint64(v))
-	}
-}
-
-func (w *Encoder) nils(n int) {
-	w.array(n)
-	for range n {
-		w.nil()
 	}
 }
 

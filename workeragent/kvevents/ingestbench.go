@@ -22,8 +22,8 @@ type IngestConfig struct {
 	EventsPerBatch int
 	// Live is how many engine blocks the simulated cache holds. Default 100,000.
 	Live int
-	// Arrays: events as arrays (vLLM until v0.23, SGLang), else as maps.
-	Arrays bool
+	// Dialect of the events. Default VLLMMaps.
+	Dialect Dialect
 }
 
 func (c IngestConfig) withDefaults() IngestConfig {
@@ -124,10 +124,7 @@ func IngestBench(cfg IngestConfig) (IngestResult, error) {
 	}
 	events := batches * int64(cfg.EventsPerBatch)
 	r := IngestResult{Blocks: events * int64(cfg.BlocksPerEvent), Events: 2 * events, Messages: published, CPUSeconds: spent, WallSeconds: elapsed,
-		BlocksPerEvent: cfg.BlocksPerEvent, BlockTokens: cfg.BlockTokens, Live: x.Stats().Nodes, Encoding: "map", CPUs: runtime.NumCPU()}
-	if cfg.Arrays {
-		r.Encoding = "array"
-	}
+		BlocksPerEvent: cfg.BlocksPerEvent, BlockTokens: cfg.BlockTokens, Live: x.Stats().Nodes, Encoding: cfg.Dialect.String(), CPUs: runtime.NumCPU()}
 	r.BlocksPerCPUSecond, r.EventsPerCPUSecond = float64(r.Blocks)/spent, float64(r.Events)/spent
 	r.MBPerCPUSecond = float64(bytes) * float64(batches) / float64(len(messages)) / spent / 1e6
 	r.AllocsPerEvent = float64(after.Mallocs-before.Mallocs) / float64(r.Events)
@@ -159,7 +156,7 @@ func ingestTraffic(cfg IngestConfig) [][][]byte {
 	}
 	messages := make([][][]byte, n)
 	for i := range n {
-		w := Encoder{Arrays: cfg.Arrays}
+		w := Encoder{Dialect: cfg.Dialect}
 		w.Begin(1.7e9, 2*cfg.EventsPerBatch)
 		for j := range cfg.EventsPerBatch {
 			e := i*cfg.EventsPerBatch + j

@@ -6,8 +6,8 @@ import (
 )
 
 func TestTheIngestBenchmarkMapsItsOwnTraffic(t *testing.T) {
-	for _, arrays := range []bool{false, true} {
-		r, err := IngestBench(IngestConfig{Duration: time.Millisecond, Live: 2000, Arrays: arrays})
+	for _, d := range []Dialect{VLLMMaps, VLLMArrays, SGLangArrays} {
+		r, err := IngestBench(IngestConfig{Duration: time.Millisecond, Live: 2000, Dialect: d})
 		if err != nil {
 			t.Fatal(err)
 		}
