@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -90,9 +91,7 @@ func (a api) streamInfo(ctx context.Context, stream, filter string) (*streamInfo
 		if all == nil {
 			all = &info
 		} else {
-			for s, n := range info.State.Subjects {
-				all.State.Subjects[s] = n
-			}
+			maps.Copy(all.State.Subjects, info.State.Subjects)
 			all.TS = info.TS
 		}
 		offset += got
