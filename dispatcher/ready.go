@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -60,9 +61,7 @@ func (r *readiness) views(seen map[core.ViewKind]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.seen)
-	for k, v := range seen {
-		r.seen[k] = v
-	}
+	maps.Copy(r.seen, seen)
 }
 
 func (r *readiness) contact(at time.Time) {

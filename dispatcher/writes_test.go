@@ -76,7 +76,7 @@ func TestAFullBucketIsAnAnswer(t *testing.T) { // scenario B9
 	d, _ := b.running(cfg, f)
 	b.ready(d)
 	r := request("j", "0001")
-	r.Meta = []byte(fmt.Sprintf(`"%064000d"`, 1))
+	r.Meta = fmt.Appendf(nil, `"%064000d"`, 1)
 	b.submit(r)
 	got := b.fetchOne(f, queueOf(r))
 	f.do(bindOf("e1", got, 1, 0))
