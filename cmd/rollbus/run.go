@@ -47,9 +47,10 @@ type cli struct {
 	Demo Demo `cmd:"" group:"First steps" help:"Replay a trace through a whole pool in this process, and check what happened."`
 	Up   Up   `cmd:"" group:"First steps" help:"Run a whole pool in this process: NATS, a dispatcher, agents and engines."`
 
-	Submit  Submit  `cmd:"" group:"Rollouts" help:"Submit rollouts from a file, from standard input, or one prompt from flags."`
-	Results Results `cmd:"" group:"Rollouts" help:"Read answers, those that are there or as they come."`
-	Cancel  Cancel  `cmd:"" group:"Rollouts" help:"Give up rollouts: one, a group, a trajectory or a whole job."`
+	Submit   Submit   `cmd:"" group:"Rollouts" help:"Submit rollouts from a file, from standard input, or one prompt from flags."`
+	Results  Results  `cmd:"" group:"Rollouts" help:"Read answers, those that are there or as they come."`
+	Validate Validate `cmd:"" group:"Rollouts" help:"Check requests without sending them."`
+	Cancel   Cancel   `cmd:"" group:"Rollouts" help:"Give up rollouts: one, a group, a trajectory or a whole job."`
 
 	Get      Get      `cmd:"" group:"Looking" help:"List engines, rollouts, dispatchers or jobs."`
 	Describe Describe `cmd:"" group:"Looking" help:"Tell everything about one engine or rollout."`

@@ -65,7 +65,7 @@ func (c *Submit) Run(a *app) error {
 		return coded(exitUsage, "submit: --n must be 1 to 1024, --concurrency 1 to 4096")
 	}
 	if c.File != "" && c.File != "-" {
-		if err := c.checkFile(a); err != nil {
+		if _, err := c.checkFile(a); err != nil {
 			return err
 		}
 	}
@@ -110,11 +110,12 @@ func (c *Submit) settings(a *app, s *kvstate.Store, pool subjects.Pool) (subject
 	return settings.WithDefaults(), nil
 }
 
-// checkFile reads the whole file once without sending anything.
-func (c *Submit) checkFile(a *app) error {
+// checkFile reads the whole file once without sending anything, and counts the
+// rollouts in it.
+func (c *Submit) checkFile(a *app) (int, error) {
 	r, done, err := a.stdinOrFile(c.File)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer done()
 	bad, first := 0, map[string]int{}
@@ -134,16 +135,15 @@ func (c *Submit) checkFile(a *app) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return coded(exitUsage, "%s: %w", c.File, err)
+	switch {
+	case err != nil:
+		return 0, coded(exitUsage, "%s: %w", c.File, err)
+	case bad > 0:
+		return 0, coded(exitUsage, "%s: %d of its lines cannot be rollouts; nothing was sent", c.File, bad)
+	case len(first) == 0:
+		return 0, coded(exitUsage, "%s: no line in it: give one JSON request a line", c.File)
 	}
-	if bad > 0 {
-		return coded(exitUsage, "%s: %d of its lines cannot be rollouts; nothing was sent", c.File, bad)
-	}
-	if len(first) == 0 {
-		return coded(exitUsage, "%s: no line in it: give one JSON request a line", c.File)
-	}
-	return nil
+	return len(first), nil
 }
 
 func (c *Submit) sayBad(a *app, name string, line, bad int, err error) {

@@ -76,7 +76,7 @@ func Start(ctx context.Context, cfg Config) (p *Pool, err error) {
 		return nil, err
 	}
 	if cfg.Dispatchers < 1 || len(cfg.Engines) < 1 {
-		return nil, fmt.Errorf("a pool needs at least one dispatcher and one engine, got %d and %d", cfg.Dispatchers, len(cfg.Engines))
+		return nil, fmt.Errorf("a pool of %d dispatchers and %d engines: give at least one of each", cfg.Dispatchers, len(cfg.Engines))
 	}
 	run, hard := context.WithCancelCause(context.WithoutCancel(ctx))
 	p = &Pool{Name: name, cfg: cfg, hard: hard, ended: make(chan error, cfg.Dispatchers+1)}

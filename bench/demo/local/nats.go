@@ -1,6 +1,7 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,13 +66,17 @@ func StartNATS(ctx context.Context, cfg NATSConfig, log *slog.Logger) (*NATS, er
 	if err != nil {
 		return nil, fmt.Errorf("start NATS: %w", err)
 	}
-	srv.SetLoggerV2(serverLog{log}, false, false, false)
-	failed := make(chan struct{})
-	go func() {
-		srv.Start()
-		close(failed) // Start returns when everything listens, or could not
-	}()
-	<-failed
+	fatal := make(chan string, 1)
+	srv.SetLoggerV2(serverLog{log, fatal}, false, false, false)
+	srv.Start() // returns when everything listens, or cannot
+	where := fmt.Sprintf("start NATS on %s with its streams in %s", cmp.Or(cfg.Listen, "no socket"), cfg.Dir)
+	select {
+	case why := <-fatal:
+		srv.Shutdown()
+		srv.WaitForShutdown()
+		return nil, fmt.Errorf("%s: %s", where, why)
+	default:
+	}
 	wait := startWait
 	if t, ok := ctx.Deadline(); ok {
 		wait = min(wait, time.Until(t))
@@ -79,21 +84,13 @@ func StartNATS(ctx context.Context, cfg NATSConfig, log *slog.Logger) (*NATS, er
 	if !srv.Running() || !srv.ReadyForConnections(wait) || !srv.JetStreamEnabled() {
 		srv.Shutdown()
 		srv.WaitForShutdown()
-		return nil, fmt.Errorf("start NATS on %s with its streams in %s: not ready after %v: is the address in use, the folder writable?",
-			cmpOr(cfg.Listen, "no socket"), cfg.Dir, wait)
+		return nil, fmt.Errorf("%s: not ready after %v: is the folder writable?", where, wait)
 	}
 	n := &NATS{srv: srv}
 	if cfg.Listen != "" {
 		n.url = srv.ClientURL()
 	}
 	return n, nil
-}
-
-func cmpOr(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
 }
 
 // URL is where clients connect; empty without a socket.
@@ -114,8 +111,12 @@ func (n *NATS) Stop() {
 	n.srv.WaitForShutdown()
 }
 
-// serverLog passes the server's warnings and errors on, nothing else.
-type serverLog struct{ log *slog.Logger }
+// serverLog passes the server's warnings and errors on, nothing else. What is
+// fatal to a process of its own is told here instead of ending this one.
+type serverLog struct {
+	log   *slog.Logger
+	fatal chan string
+}
 
 func (serverLog) Noticef(string, ...any) {}
 func (serverLog) Debugf(string, ...any)  {}
@@ -123,6 +124,12 @@ func (serverLog) Tracef(string, ...any)  {}
 
 func (l serverLog) Warnf(format string, v ...any)  { l.log.Warn("nats: " + fmt.Sprintf(format, v...)) }
 func (l serverLog) Errorf(format string, v ...any) { l.log.Error("nats: " + fmt.Sprintf(format, v...)) }
-func (l serverLog) Fatalf(format string, v ...any) { l.log.Error("nats: " + fmt.Sprintf(format, v...)) }
+
+func (l serverLog) Fatalf(format string, v ...any) {
+	select {
+	case l.fatal <- fmt.Sprintf(format, v...):
+	default: // the first one says why
+	}
+}
 
 var errStopped = errors.New("stopped")
