@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ const envPrefix = "ROLLBUS_"
 // environment is every variable that rollbus reads, each the default of the
 // flag of that name wherever a command has it. Flags override.
 type environment struct {
+	Context    string        `env:"CONTEXT" flag:"context"`
 	Server     string        `env:"SERVER" flag:"server"`
 	Creds      string        `env:"CREDS" flag:"creds"`
 	NKey       string        `env:"NKEY" flag:"nkey"`
@@ -84,14 +86,24 @@ func readEnvironment(environ []string) (map[string]string, error) {
 	return values, nil
 }
 
-// resolver gives flags that the command line leaves open what the environment says.
-func resolver(values map[string]string) kong.Resolver {
-	return kong.ResolverFunc(func(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
-		v, ok := values[flag.Name]
-		if !ok {
+// resolver gives flags that the command line leaves open what the environment
+// says, else what the context in force says.
+func resolver(values map[string]string, saved contextFile) kong.Resolver {
+	return kong.ResolverFunc(func(ctx *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
+		if v, ok := values[flag.Name]; ok {
+			return v, nil
+		}
+		if !slices.Contains(contextFlags[:], flag.Name) {
 			return nil, nil //nolint:nilnil // kong's contract: nil = not set here
 		}
-		return v, nil
+		in, err := saved.inForce(ctx, values)
+		if err != nil {
+			return nil, err
+		}
+		if v := in[flag.Name]; v != "" {
+			return v, nil
+		}
+		return nil, nil //nolint:nilnil // the same
 	})
 }
 

@@ -23,6 +23,7 @@ type Get struct {
 	Rollouts    GetRollouts    `cmd:"" aliases:"rollout" help:"Rollouts: queued, bound or answered, where and since when."`
 	Dispatchers GetDispatchers `cmd:"" aliases:"dispatcher" help:"Dispatchers that live."`
 	Jobs        GetJobs        `cmd:"" aliases:"job" help:"Jobs: what waits, runs and is answered."`
+	Decisions   GetDecisions   `cmd:"" aliases:"decision" help:"Decisions: which engine for which rollout, and why."`
 }
 
 // Help shows examples.
@@ -30,7 +31,8 @@ func (Get) Help() string {
 	return `Examples:
   rollbus get engines
   rollbus get rollouts --job math --state bound -o json
-  rollbus get jobs`
+  rollbus get jobs --watch
+  rollbus get decisions --watch -o jsonl`
 }
 
 // look is one look at a pool.
@@ -124,7 +126,7 @@ func (l *look) reservations(engine string) ([]kvstate.Reservation, error) {
 }
 
 // GetEngines lists engines.
-type GetEngines struct{}
+type GetEngines struct{ watchFlags }
 
 // engineRow is an engine with what is reserved on it.
 type engineRow struct {
@@ -161,46 +163,57 @@ func (l *look) engines() ([]*engineRow, error) {
 }
 
 // Run lists them.
-func (GetEngines) Run(a *app) error {
-	return a.looking(func(l *look) error {
-		rows, err := l.engines()
-		if err != nil {
-			return err
-		}
-		return list(a.printer(), []string{"ENGINE", "STATE", "KIND", "MODEL", ">SLOTS", ">BOUND", ">RESERVED", ">CAPACITY", "EPOCH", "AGENT"}, rows,
-			func(e *engineRow) []string {
-				capacity := "-"
-				if e.CapacityTokens != nil {
-					capacity = strconv.FormatInt(*e.CapacityTokens, 10)
-				}
-				return []string{e.Engine.Engine, string(e.State), dash(e.Kind), dash(e.Model), strconv.Itoa(e.Slots), strconv.Itoa(e.Bound),
-					strconv.FormatInt(e.ReservedTokens, 10), capacity, dash(oneLine(e.Epoch, 14)), dash(e.Agent)}
-			})
+func (c GetEngines) Run(a *app) error {
+	head := []string{"ENGINE", "STATE", "KIND", "MODEL", ">SLOTS", ">BOUND", ">RESERVED", ">CAPACITY", "EPOCH", "AGENT", "+>RANKS", "+>CONTEXT", "+EVENTS", "+>WEIGHTS", "+RENEWED"}
+	return listing(a, c.watchFlags, head, (*look).engines, func(e *engineRow) []string {
+		return []string{e.Engine.Engine, string(e.State), dash(e.Kind), dash(e.Model), strconv.Itoa(e.Slots), strconv.Itoa(e.Bound),
+			strconv.FormatInt(e.ReservedTokens, 10), known(e.CapacityTokens), dash(oneLine(e.Epoch, 14)), dash(e.Agent),
+			number(e.Ranks), known(e.MaxModelLen), dash(e.Events), known(e.WeightVersion), stamp(e.Renewed)}
 	})
 }
 
+// known prints a number that may be unknown.
+func known[N int | int64](v *N) string {
+	if v == nil {
+		return "-"
+	}
+	return strconv.FormatInt(int64(*v), 10)
+}
+
+func stamp(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return t.UTC().Format(time.RFC3339)
+}
+
 // GetDispatchers lists dispatchers.
-type GetDispatchers struct{}
+type GetDispatchers struct{ watchFlags }
+
+// dispatcherRow is a dispatcher and when it last said so.
+type dispatcherRow struct {
+	subjects.Dispatcher
+	Renewed time.Time `json:"renewed"` // NATS server's clock
+}
+
+func (l *look) dispatchers() ([]dispatcherRow, error) {
+	regs, err := values[subjects.Dispatcher](l, subjects.Dispatchers)
+	all := make([]dispatcherRow, 0, len(regs))
+	for _, v := range regs {
+		all = append(all, dispatcherRow{v.V, v.Stored})
+	}
+	return all, err
+}
 
 // Run lists them.
-func (GetDispatchers) Run(a *app) error {
-	return a.looking(func(l *look) error {
-		regs, err := values[subjects.Dispatcher](l, subjects.Dispatchers)
-		if err != nil {
-			return err
-		}
-		all := make([]subjects.Dispatcher, 0, len(regs))
-		for _, v := range regs {
-			all = append(all, v.V)
-		}
-		return list(a.printer(), []string{"DISPATCHER", "VERSION", ">CORE", "STARTED"}, all, func(d subjects.Dispatcher) []string {
-			return []string{d.Dispatcher, d.Version, strconv.Itoa(d.CoreVersion), time.UnixMilli(d.Started).UTC().Format(time.RFC3339)}
-		})
+func (c GetDispatchers) Run(a *app) error {
+	return listing(a, c.watchFlags, []string{"DISPATCHER", "VERSION", ">CORE", "STARTED", "+RENEWED"}, (*look).dispatchers, func(d dispatcherRow) []string {
+		return []string{d.Dispatcher.Dispatcher, d.Version, strconv.Itoa(d.CoreVersion), stamp(time.UnixMilli(d.Started)), stamp(d.Renewed)}
 	})
 }
 
 // GetJobs lists jobs.
-type GetJobs struct{}
+type GetJobs struct{ watchFlags }
 
 type jobRow struct {
 	Job      string `json:"job"`
@@ -214,16 +227,11 @@ type jobRow struct {
 }
 
 // Run lists them.
-func (GetJobs) Run(a *app) error {
-	return a.looking(func(l *look) error {
-		rows, err := l.jobs()
-		if err != nil {
-			return err
-		}
-		n := func(v uint64) string { return strconv.FormatUint(v, 10) }
-		return list(a.printer(), []string{"JOB", ">URGENT", ">CONTINUE", ">NORMAL", ">BATCH", ">RETRY", ">BOUND", ">UNREAD"}, rows, func(j *jobRow) []string {
-			return []string{j.Job, n(j.Urgent), n(j.Continue), n(j.Normal), n(j.Batch), n(j.Retry), strconv.Itoa(j.Bound), strconv.Itoa(j.Unread)}
-		})
+func (c GetJobs) Run(a *app) error {
+	n := func(v uint64) string { return strconv.FormatUint(v, 10) }
+	head := []string{"JOB", ">URGENT", ">CONTINUE", ">NORMAL", ">BATCH", ">RETRY", ">BOUND", ">UNREAD"}
+	return listing(a, c.watchFlags, head, (*look).jobs, func(j *jobRow) []string {
+		return []string{j.Job, n(j.Urgent), n(j.Continue), n(j.Normal), n(j.Batch), n(j.Retry), strconv.Itoa(j.Bound), strconv.Itoa(j.Unread)}
 	})
 }
 

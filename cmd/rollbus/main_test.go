@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/rollbus/rollbus/kvstate/natstest"
@@ -26,13 +29,15 @@ func TestMain(m *testing.M) {
 //	await FILE                   waits until FILE exists
 //	server FILE                  takes the server's address from up's ready file
 //	engine FILE                  takes the engine's address from its ready file
+//	publish SUBJECT MSGID FILE   publishes a file as it is, with that message id
 //	nats [user password]         starts a NATS server in the test and sets its address
 func TestStories(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits": exits, "await": await, "server": useServer, "engine": useEngine,
-			"nats": func(ts *testscript.TestScript, _ bool, args []string) { startNATS(t, ts, args) },
+			"publish": publishRaw,
+			"nats":    func(ts *testscript.TestScript, _ bool, args []string) { startNATS(t, ts, args) },
 		},
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("ROLLBUS_SERVER", "nats://127.0.0.1:1") // nobody's, until a story has its own
@@ -100,6 +105,21 @@ func useEngine(ts *testscript.TestScript, neg bool, args []string) {
 	var at engineAddress
 	ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[0])), &at))
 	ts.Setenv("ENGINE_URL", at.URL)
+}
+
+func publishRaw(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: publish SUBJECT MSGID FILE")
+	}
+	nc, err := nats.Connect(ts.Getenv("ROLLBUS_SERVER"))
+	ts.Check(err)
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	ts.Check(err)
+	ctx, cancel := context.WithTimeout(context.Background(), awaitWithin)
+	defer cancel()
+	_, err = js.Publish(ctx, args[0], []byte(ts.ReadFile(args[2])), jetstream.WithMsgID(args[1]))
+	ts.Check(err)
 }
 
 func startNATS(t *testing.T, ts *testscript.TestScript, args []string) {

@@ -11,6 +11,7 @@ import (
 // Output formats.
 const (
 	formatTable = "table"
+	formatWide  = "wide"
 	formatJSON  = "json"
 	formatJSONL = "jsonl"
 )
@@ -69,8 +70,36 @@ func (p printer) line(v any) error {
 	return enc.Encode(v)
 }
 
-// table aligns columns. A column whose head starts with '>' is flushed right.
+// shown leaves out the columns whose head starts with '+', unless the format is wide.
+func (p printer) shown(head []string, rows [][]string) ([]string, [][]string) {
+	var at []int
+	for i, h := range head {
+		if !strings.HasPrefix(h, "+") || p.format == formatWide {
+			at = append(at, i)
+		}
+	}
+	pick := func(cells []string) []string {
+		out := make([]string, 0, len(at))
+		for _, i := range at {
+			out = append(out, cells[i])
+		}
+		return out
+	}
+	out := make([][]string, 0, len(rows))
+	for _, r := range rows {
+		out = append(out, pick(r))
+	}
+	head = pick(head)
+	for i := range head {
+		head[i] = strings.TrimPrefix(head[i], "+")
+	}
+	return head, out
+}
+
+// table aligns columns. A column whose head starts with '>' is flushed right,
+// one whose head starts with '+' is for wide tables only ("+>" is both).
 func (p printer) table(head []string, rows [][]string) error {
+	head, rows = p.shown(head, rows)
 	width := make([]int, len(head))
 	right := make([]bool, len(head))
 	titles := make([]string, len(head))

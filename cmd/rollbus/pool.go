@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/rollbus/rollbus/dispatcher/policy"
 	"github.com/rollbus/rollbus/kvstate"
 	"github.com/rollbus/rollbus/subjects"
 )
@@ -27,8 +28,8 @@ type PoolCmd struct {
 func (PoolCmd) Help() string {
 	return `Examples:
   rollbus pool init --pool math --replicas 3
-  rollbus pool get --pool math
-  rollbus pool set --pool math max_attempts=5 deadline=2h job_weights.eval=2`
+  rollbus pool get --pool math -o wide       with every knob, its unit, default and bounds
+  rollbus pool set --pool math max_attempts=5 deadline=2h job_weights.eval=2 knobs.escape_ratio=4`
 }
 
 // layoutFlags are how streams are made, for whoever comes first.
@@ -47,9 +48,9 @@ func (f layoutFlags) layout(record bool) subjects.Layout {
 
 // recommended are the settings that up, demo and pool init write.
 func recommended() subjects.Settings {
-	return subjects.Settings{
-		SchemaVersion: subjects.SchemaVersion, Policy: "kv_tokens", Mode: subjects.ModeEnforce, Record: true,
-	}
+	s := policy.Recommended()
+	s.SchemaVersion, s.Record = subjects.SchemaVersion, true
+	return s
 }
 
 // PoolInit makes a pool.
@@ -96,7 +97,27 @@ func printSettings(l *look) error {
 		for _, r := range rows {
 			pairs = append(pairs, r[0], r[1])
 		}
-		return l.a.printer().fields(pairs...)
+		if err := l.a.printer().fields(pairs...); err != nil || l.a.opts.Output != formatWide {
+			return err
+		}
+		return printKnobs(l.a, full)
+	})
+}
+
+// printKnobs prints the table of knobs beside what the pool says.
+func printKnobs(a *app, s subjects.Settings) error {
+	fmt.Fprintln(a.stdout)
+	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
+	return list(a.printer(), []string{"KNOB", ">VALUE", ">DEFAULT", ">MIN", ">MAX", "UNIT", "POLICY", "MEANING"}, policy.Knobs(), func(k policy.Knob) []string {
+		v, given := s.Knobs[k.Name]
+		if !given {
+			v = k.Default
+		}
+		reads := k.Policy
+		if reads == "" {
+			reads = "all"
+		}
+		return []string{"knobs." + k.Name, number(v), number(k.Default), number(k.Min), number(k.Max), k.Unit, reads, k.Doc}
 	})
 }
 
@@ -210,7 +231,12 @@ func change(s subjects.Settings, pairs []string) (subjects.Settings, error) {
 		errs = append(errs, err)
 	}
 	if len(errs) == 0 {
-		errs = append(errs, next.Validate())
+		if err := next.Validate(); err != nil {
+			errs = append(errs, err)
+		} else if _, err := policy.Resolve(next); err != nil {
+			// What dispatchers would refuse is not written.
+			errs = append(errs, errors.New(strings.TrimPrefix(err.Error(), policy.ErrSettings.Error()+": ")))
+		}
 	}
 	return next, errors.Join(errs...)
 }

@@ -19,6 +19,7 @@ type GetRollouts struct {
 	Job   string `short:"j" help:"Only this job's." placeholder:"NAME"`
 	State string `default:"" enum:",queued,retry,bound,returned,answered" help:"Only these: queued, retry, bound, returned or answered."`
 	Limit int    `default:"1000" help:"Look at so many queued ones at most, the oldest." placeholder:"N"`
+	watchFlags
 }
 
 // rolloutRow is one place where a rollout stands.
@@ -43,19 +44,24 @@ type rolloutRow struct {
 
 // Run lists them.
 func (c GetRollouts) Run(a *app) error {
-	return a.looking(func(l *look) error {
+	head := []string{"ROLLOUT", "STATE", "LANE", "ENGINE", ">BIND", ">TOKENS", "STATUS", ">AGE", "REASON", "+>SEQ", "+STORED", "+>LEFT", "+TRIED"}
+	said := false
+	find := func(l *look) ([]rolloutRow, error) {
 		rows, cut, err := c.find(l)
-		if err != nil {
-			return err
-		}
-		if cut {
+		if cut && !said {
+			said = true
 			a.say("rollbus: only the oldest %d queued rollouts were looked at, --limit looks at more", c.Limit)
 		}
-		now := time.Now()
-		return list(a.printer(), []string{"ROLLOUT", "STATE", "LANE", "ENGINE", ">BIND", ">TOKENS", "STATUS", ">AGE", "REASON"}, rows, func(r rolloutRow) []string {
-			return []string{subjects.RolloutKey(r.Job, r.ID), r.State, dash(string(r.Lane)), dash(r.Engine), number(r.Bind), number(r.Tokens),
-				dash(string(r.Status)), now.Sub(r.Stored).Round(100 * time.Millisecond).String(), dash(r.Reason)}
-		})
+		return rows, err
+	}
+	return listing(a, c.watchFlags, head, find, func(r rolloutRow) []string {
+		left := "-"
+		if r.LeftMS > 0 {
+			left = (time.Duration(r.LeftMS) * time.Millisecond).Round(time.Second).String()
+		}
+		return []string{subjects.RolloutKey(r.Job, r.ID), r.State, dash(string(r.Lane)), dash(r.Engine), number(r.Bind), number(r.Tokens),
+			dash(string(r.Status)), time.Since(r.Stored).Round(100 * time.Millisecond).String(), dash(r.Reason),
+			strconv.FormatUint(r.Seq, 10), stamp(r.Stored), left, dash(strings.Join(r.Tried, ","))}
 	})
 }
 

@@ -23,13 +23,15 @@ type app struct {
 	stderr io.Writer // messages, progress, logs
 	kong   *kong.Kong
 	opts   *options
+	saved  contextFile
 }
 
 // options are the flags that every command has.
 type options struct {
 	Pool    string        `default:"default" short:"p" help:"Pool: one model served by interchangeable engines." placeholder:"NAME"`
-	Output  string        `default:"table" short:"o" enum:"table,json,jsonl" help:"How to print data: table, json or jsonl."`
+	Output  string        `default:"table" short:"o" enum:"table,wide,json,jsonl" help:"How to print data: table, wide (more columns), json or jsonl."`
 	Timeout time.Duration `default:"10s" help:"How long to wait for an answer of NATS." placeholder:"DURATION"`
+	Context string        `help:"Cluster to talk to, of those that rollbus context list names." placeholder:"NAME"`
 
 	connection `group:"Connection"`
 	logging    `group:"Logging"`
@@ -52,11 +54,13 @@ type cli struct {
 	Validate Validate `cmd:"" group:"Rollouts" help:"Check requests without sending them."`
 	Cancel   Cancel   `cmd:"" group:"Rollouts" help:"Give up rollouts: one, a group, a trajectory or a whole job."`
 
-	Get      Get      `cmd:"" group:"Looking" help:"List engines, rollouts, dispatchers or jobs."`
+	Get      Get      `cmd:"" group:"Looking" help:"List engines, rollouts, dispatchers, jobs or decisions."`
 	Describe Describe `cmd:"" group:"Looking" help:"Tell everything about one engine or rollout."`
 	Tap      Tap      `cmd:"" group:"Looking" help:"Follow what happens in a pool, one line each."`
 
-	PoolCmd PoolCmd `cmd:"" name:"pool" group:"Operating" help:"Make a pool, read or change its settings."`
+	PoolCmd    PoolCmd    `cmd:"" name:"pool" group:"Operating" help:"Make a pool, read or change its settings."`
+	Dead       DeadCmd    `cmd:"" group:"Operating" help:"Look at what could not be served, and submit it again."`
+	ContextCmd ContextCmd `cmd:"" name:"context" group:"Operating" help:"Keep the addresses of several clusters, and choose one."`
 
 	Dispatcher Dispatcher `cmd:"" group:"Daemons" help:"Run a dispatcher."`
 	Agent      Agent      `cmd:"" group:"Daemons" help:"Run an agent beside one or more engines."`
@@ -108,14 +112,14 @@ func execute(ctx context.Context, args, environ []string, stdin io.Reader, stdou
 	var grammar cli
 	k, err := kong.New(&grammar,
 		kong.Name("rollbus"), kong.Description(description),
-		kong.Writers(stdout, stderr), kong.Resolvers(resolver(values)),
+		kong.Writers(stdout, stderr), kong.Resolvers(resolver(values, contextsIn(environ))),
 		kong.ValueFormatter(withDefault), kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110}),
 		kong.Exit(func(code int) { panic(exitPanic(code)) }),
 	)
 	if err != nil {
 		return fmt.Errorf("grammar: %w", err)
 	}
-	a := &app{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, kong: k, opts: &grammar.options}
+	a := &app{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, kong: k, opts: &grammar.options, saved: contextsIn(environ)}
 	defer func() {
 		// kong prints help and exits; here that is a return.
 		if p := recover(); p != nil {

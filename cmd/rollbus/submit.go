@@ -311,10 +311,10 @@ func (p printer) stored(h client.Handle) error {
 
 // each is one, with a single line for JSON too: for values that come one by one.
 func (p printer) each(v any, text func() error) error {
-	if p.format == formatTable {
-		return text()
+	if p.format == formatJSON || p.format == formatJSONL {
+		return p.line(v)
 	}
-	return p.line(v)
+	return text()
 }
 
 // eachLine calls f with each line that is not blank, numbered from 1.

@@ -63,6 +63,7 @@ func (c Tap) Run(a *app) error {
 		return err
 	}
 	defer nc.Close()
+	defer a.untilInterrupted()()
 	lines := make(chan tapped, tapPending)
 	for _, k := range kinds {
 		if _, err := nc.Subscribe(filters[k], func(m *nats.Msg) {
