@@ -55,6 +55,10 @@ func TestAResumedRequestGoesOnAsItWouldHave(t *testing.T) {
 	if slices.Equal(other.Choices[0].TokenIDs, out) {
 		t.Error("another seed gave the same output")
 	}
+	other = r.ok("/v1/completions", m{"prompt": ids(51)[1:], "max_tokens": 100, "seed": 7, "ignore_eos": true, "return_token_ids": true})
+	if slices.Equal(other.Choices[0].TokenIDs, out) {
+		t.Error("another prompt gave the same output")
+	}
 }
 
 func TestAnOutputThatNamesNoLengthEndsWhereItsTokensSay(t *testing.T) {
@@ -349,6 +353,16 @@ func TestRanksHaveEnginesOfTheirOwnAndCanBePinned(t *testing.T) {
 	}
 	if got := r.metrics(); got["vllm:generation_tokens_total/0"] != 0 || got["vllm:generation_tokens_total/1"] != 12 {
 		t.Errorf("pinned to rank 1: %v", got)
+	}
+	var all []<-chan sse
+	for range 6 {
+		all = append(all, r.background(t.Context(), m{"prompt": ids(2000), "max_tokens": 5000, "ignore_eos": true}))
+	}
+	for _, s := range all {
+		wait(t, "a request without a rank", s)
+	}
+	if got := r.metrics(); got["vllm:generation_tokens_total/0"] == 0 || got["vllm:generation_tokens_total/1"] == 12 {
+		t.Errorf("without a rank they went to one: %v", got)
 	}
 	if status, _ := send("2"); status != 400 {
 		t.Errorf("rank out of range: %d", status)

@@ -304,7 +304,8 @@ func TestFlushForgetsWhatIsCachedAndWhatIsHeld(t *testing.T) {
 	m := must(t, Config{Profile: flat(), BlockTokens: 16, CacheEvents: true})
 	add(t, m, 0, Request{ID: "old", PromptTokens: 65, OutputTokens: 1, Blocks: names(1, 4)})
 	drain(t, m)
-	add(t, m, time.Second, Request{ID: "holds", PromptTokens: 65, OutputTokens: 50, Blocks: names(1, 4)})
+	add(t, m, time.Second, Request{ID: "holds", PromptTokens: 65, OutputTokens: 50, Blocks: names(1, 4),
+		Output: func(i int) uint64 { return uint64(1 + i) }})
 	m.Advance(time.Second + 100*time.Millisecond)
 	m.Flush(time.Second + 100*time.Millisecond)
 	invariants(t, m)
@@ -316,8 +317,11 @@ func TestFlushForgetsWhatIsCachedAndWhatIsHeld(t *testing.T) {
 	if got := find(es, Started, "new").Tokens; got != 0 {
 		t.Errorf("found %d tokens after the flush", got)
 	}
-	if s := m.Stats(); s.KVUsed != 0 {
-		t.Errorf("%d tokens in use at the end", s.KVUsed)
+	if find(es, Stored, "holds") != nil {
+		t.Error("a request told blocks whose beginning nobody can find")
+	}
+	if s := m.Stats(); s.KVUsed != 0 || s.KVCached != 64 {
+		t.Errorf("%d tokens in use and %d cached at the end, want 0 and the 64 of the new request", s.KVUsed, s.KVCached)
 	}
 }
 
