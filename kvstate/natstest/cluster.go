@@ -17,9 +17,12 @@ import (
 
 // Nodes are the servers of one cluster.
 type Nodes struct {
-	tb   testing.TB
-	List []*Node
+	tb    testing.TB
+	List  []*Node
+	lines map[pair]*Line // with Splittable: from which node to which
 }
+
+type pair struct{ from, to int }
 
 // Cluster starts a cluster of that many servers (3, as a rule) and waits until
 // its JetStream has a leader and every server is current.
@@ -35,12 +38,26 @@ func Cluster(tb testing.TB, size int, options ...Option) *Nodes {
 	for i, p := range ports {
 		routes[i] = fmt.Sprintf("nats-route://127.0.0.1:%d", p)
 	}
-	all := &Nodes{tb: tb}
+	all := &Nodes{tb: tb, lines: map[pair]*Line{}}
 	for i, p := range ports {
 		name := fmt.Sprintf("n%d", i+1)
 		n := newNode(tb, c, name, filepath.Join(dir, name))
 		n.opts.Cluster = server.ClusterOpts{Name: "natstest", Host: "127.0.0.1", Port: p}
-		n.opts.Routes = server.RoutesFromStr(strings.Join(routes, ","))
+		mine := routes
+		if c.split {
+			// Servers tell each other where a new one listens. Say what leads
+			// nowhere: nobody may find a way around a line.
+			n.opts.Cluster.Advertise = "127.0.0.1:1"
+			mine = nil
+			for j := range ports {
+				if j != i {
+					x := newLine(tb, fmt.Sprintf("n%d", j+1), func() string { return fmt.Sprintf("127.0.0.1:%d", ports[j]) })
+					all.lines[pair{i, j}] = x
+					mine = append(mine, "nats-route://"+x.l.Addr().String())
+				}
+			}
+		}
+		n.opts.Routes = server.RoutesFromStr(strings.Join(mine, ","))
 		all.List = append(all.List, n)
 	}
 	tb.Cleanup(all.StopAll)
@@ -201,4 +218,23 @@ func (c *Nodes) StepDown(stream string) {
 		l := c.Leader(stream)
 		return l != nil && l != old
 	})
+}
+
+// Split cuts one server off from all others of a Splittable cluster; its clients
+// stay. Join ends it.
+func (c *Nodes) Split(n *Node) { c.lead(n, (*Line).Cut) }
+
+// Join ends a Split. It does not wait: see WaitReady.
+func (c *Nodes) Join(n *Node) { c.lead(n, (*Line).Heal) }
+
+func (c *Nodes) lead(n *Node, do func(*Line)) {
+	c.tb.Helper()
+	if len(c.lines) == 0 {
+		c.tb.Fatal("natstest: make the cluster Splittable to split it")
+	}
+	for p, x := range c.lines {
+		if c.List[p.from] == n || c.List[p.to] == n {
+			do(x)
+		}
+	}
 }

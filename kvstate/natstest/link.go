@@ -23,9 +23,9 @@ import (
 // stream of bytes with a hole in it, so that leaving LoseReplies, LoseRequests or
 // Cut closes all connections, and clients connect anew.
 type Line struct {
-	node *Node
-	l    net.Listener
-	wg   sync.WaitGroup
+	to func() string // address
+	l  net.Listener
+	wg sync.WaitGroup
 
 	mu    sync.Mutex
 	cond  *sync.Cond
@@ -47,11 +47,16 @@ const (
 // Link starts a line to a server; it follows it over restarts.
 func Link(tb testing.TB, n *Node) *Line {
 	tb.Helper()
+	return newLine(tb, n.name, func() string { return strings.TrimPrefix(n.URL(), "nats://") })
+}
+
+func newLine(tb testing.TB, name string, to func() string) *Line {
+	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		tb.Fatalf("natstest: listen for a line to %s: %v", n.name, err)
+		tb.Fatalf("natstest: listen for a line to %s: %v", name, err)
 	}
-	x := &Line{node: n, l: l, conns: map[net.Conn]struct{}{}}
+	x := &Line{to: to, l: l, conns: map[net.Conn]struct{}{}}
 	x.cond = sync.NewCond(&x.mu)
 	x.wg.Go(x.accept)
 	tb.Cleanup(x.close)
@@ -124,7 +129,7 @@ func (x *Line) serve(client net.Conn) {
 	if x.await() == cut {
 		return
 	}
-	server, err := net.Dial("tcp", strings.TrimPrefix(x.node.URL(), "nats://"))
+	server, err := net.Dial("tcp", x.to())
 	if err != nil {
 		return
 	}

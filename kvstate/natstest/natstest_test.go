@@ -139,3 +139,31 @@ func TestALineLosesRepliesAndHoldsTraffic(t *testing.T) {
 	line.Heal()
 	lastSeq(t, js)
 }
+
+func TestASplitServerFollowsAgainWhenItJoins(t *testing.T) {
+	c := natstest.Cluster(t, 3, natstest.Splittable())
+	js := stream(t, c.List[1].Conn(t, nats.IgnoreDiscoveredServers()), 3)
+	lastSeq(t, js)
+	c.WaitStream("S")
+	alone := c.List[0]
+	if c.Leader("S") == alone {
+		c.StepDown("S")
+	}
+	c.Split(alone)
+	last := lastSeq(t, js)
+	cut, err := jetstream.New(alone.Conn(t, nats.IgnoreDiscoveredServers()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if ack, err := cut.Publish(ctx, "s", nil); err == nil {
+		t.Fatalf("published at %d through a server that is cut off", ack.Sequence)
+	}
+	c.Join(alone)
+	if seq := lastSeq(t, cut); seq <= last {
+		t.Fatalf("sequence %d after joining, %d before", seq, last)
+	}
+	c.WaitReady()
+	c.WaitStream("S")
+}

@@ -29,6 +29,7 @@ type config struct {
 	dir       string
 	inProcess bool
 	syncAll   bool
+	split     bool
 	tweak     func(*server.Options)
 }
 
@@ -41,6 +42,10 @@ func InProcess() Option { return func(c *config) { c.inProcess = true } }
 
 // SyncAlways makes every write reach the disk before it is acknowledged.
 func SyncAlways() Option { return func(c *config) { c.syncAll = true } }
+
+// Splittable lets the servers of a cluster talk through lines, so that Split can
+// cut them off from each other.
+func Splittable() Option { return func(c *config) { c.split = true } }
 
 // Tweak changes the server's options before each start, for example to add accounts.
 func Tweak(f func(*server.Options)) Option { return func(c *config) { c.tweak = f } }
