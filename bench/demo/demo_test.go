@@ -13,6 +13,7 @@ import (
 
 	"github.com/rollbus/rollbus/bench/demo/local"
 	simengine "github.com/rollbus/rollbus/bench/engine"
+	"github.com/rollbus/rollbus/bench/engine/model"
 	"github.com/rollbus/rollbus/bench/workload"
 	"github.com/rollbus/rollbus/subjects"
 )
@@ -151,6 +152,29 @@ func TestADemoSurvivesAnEngineThatDies(t *testing.T) {
 	}
 	if !died {
 		t.Error("the engine did not die: the test shows nothing")
+	}
+}
+
+func TestAnOverloadedPoolBindsNoEngineBeyondItsWindow(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	const slots = 4
+	cfg := config(240, 3, 3)
+	cfg.Speed = 1000 // all at once
+	for i := range cfg.Local.Engines {
+		cfg.Local.Engines[i].Sim = &simengine.Config{TimeScale: 20, Engine: model.Config{MaxRunning: slots}}
+	}
+	r, err := Run(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.OK() || r.Completed != 240 {
+		t.Errorf("report: %+v", r)
+	}
+	for _, e := range r.Engines {
+		if e.PeakRequests > slots+subjects.DefaultPrefetch || e.PeakRequests < slots {
+			t.Errorf("%s held %d requests at once: its window is %d slots and %d more, and there was always work", e.Name, e.PeakRequests, slots, subjects.DefaultPrefetch)
+		}
 	}
 }
 
