@@ -18,7 +18,7 @@ type Config struct {
 
 	Engine    model.Config // of one rank
 	Ranks     int          // data-parallel ranks, each an engine model of its own; default 1, at most 64
-	TimeScale float64      // modelled seconds per second; default 1, 0.001 to 100,000
+	TimeScale float64      // modelled seconds per second; default 1, 0.001 to 10,000; modelled time lasts 292 years
 
 	// MaxModelLen bounds prompt + output, tokens; default 131,072 or the KV
 	// pool, whichever is smaller. More is a 400.
@@ -57,7 +57,7 @@ type Config struct {
 const (
 	MaxRanks     = 64
 	MinTimeScale = 0.001
-	MaxTimeScale = 100_000
+	MaxTimeScale = 10_000
 	// MaxBody is the largest request body, bytes.
 	MaxBody = 32 << 20
 )

@@ -10,7 +10,8 @@ type Model struct {
 	cfg  Config
 	pool pool
 
-	at      ps // start of the step that is planned or due
+	origin  time.Duration // what at counts from; moved up at every plan, so that at stays small
+	at      ps            // start of the step that is planned or due
 	seg     segment
 	frozen  bool
 	runs    map[string]*run
@@ -19,7 +20,7 @@ type Model struct {
 	events  []Event
 	handed  bool // events were returned by Advance and may be overwritten
 	stats   Stats
-	busy    ps
+	busy    ps       // of the steps since Stats.Busy was last added to
 	most    int      // steps in one segment
 	phases  [][]*run // scratch of walk
 	named   []Event  // scratch of walk
@@ -55,7 +56,7 @@ type run struct {
 func (r *run) decoding() bool { return r.computed >= r.target }
 
 // maxSteps bounds a segment, so that its time fits (see Config's bounds).
-const maxSteps = 1 << 16
+const maxSteps = 1 << 14
 
 // New makes an idle engine.
 func New(c Config) (*Model, error) {
@@ -84,7 +85,7 @@ func (m *Model) Add(now time.Duration, r Request) error {
 		return fmt.Errorf("request %q of %d + %d tokens, pool of %d: %w",
 			r.ID, r.PromptTokens, r.OutputTokens, m.cfg.Capacity(), ErrTooLarge)
 	}
-	m.advance(toPS(now), false)
+	m.advance(now, false)
 	whole := r.PromptTokens / m.cfg.BlockTokens
 	if len(r.Blocks) > whole {
 		r.Blocks = r.Blocks[:whole]
@@ -94,7 +95,7 @@ func (m *Model) Add(now time.Duration, r Request) error {
 		x.req.Output = nil
 	}
 	if len(m.runs) == 0 && m.seg.steps == 0 {
-		m.at = max(m.at, toPS(now))
+		m.wait(now)
 	}
 	m.runs[r.ID] = x
 	if m.waiting.empty() && len(m.running) < m.cfg.MaxRunning {
@@ -110,7 +111,7 @@ func (m *Model) cut() { m.seg.steps = min(m.seg.steps, 1) }
 // Abort removes a request at once, wherever it is, and tells how many tokens
 // it had generated; false when there is none of that id.
 func (m *Model) Abort(now time.Duration, id string) (generated int, ok bool) {
-	m.advance(toPS(now), false)
+	m.advance(now, false)
 	r := m.runs[id]
 	if r == nil {
 		return 0, false
@@ -139,7 +140,7 @@ func (m *Model) removeRunning(r *run) {
 // Flush forgets all cached blocks. What requests hold stays with them, but
 // nobody finds it any more.
 func (m *Model) Flush(now time.Duration) {
-	m.advance(toPS(now), false)
+	m.advance(now, false)
 	m.pool.clear()
 	m.seg.stored = nil
 	for _, r := range m.running {
@@ -153,15 +154,14 @@ func (m *Model) Flush(now time.Duration) {
 // Freeze stops the engine after the step in flight, or lets it go on.
 // Requests stay where they are.
 func (m *Model) Freeze(now time.Duration, on bool) {
-	t := toPS(now)
-	m.advance(t, false)
+	m.advance(now, false)
 	if m.frozen == on {
 		return
 	}
 	m.frozen = on
 	m.cut()
 	if !on && m.seg.steps == 0 {
-		m.at = max(m.at, t)
+		m.wait(now)
 	}
 }
 
@@ -169,11 +169,11 @@ func (m *Model) Freeze(now time.Duration, on bool) {
 func (m *Model) Next() (time.Duration, bool) {
 	switch {
 	case m.seg.steps > 0:
-		return (m.at + m.span(m.seg.steps)).duration(), true
+		return m.time(m.at + m.span(m.seg.steps)), true
 	case m.frozen || len(m.runs) == 0:
 		return 0, false
 	}
-	return m.at.duration(), true
+	return m.time(m.at), true
 }
 
 // Advance runs the engine up to and including to, and returns what happened
@@ -182,7 +182,7 @@ func (m *Model) Advance(to time.Duration) []Event {
 	if m.handed {
 		m.events, m.handed = m.events[:0], false
 	}
-	m.advance(toPS(to), true)
+	m.advance(to, true)
 	m.handed = true
 	return m.events
 }
@@ -207,7 +207,7 @@ func (m *Model) Generated(id string) (int, bool) {
 func (m *Model) Stats() Stats {
 	s := m.stats
 	s.Running, s.Waiting, s.Frozen = len(m.running), m.waiting.n, m.frozen
-	s.Busy = m.busy.duration()
+	s.Busy += time.Duration(m.busy / 1000)
 	s.KVUsed = (m.pool.used + m.pool.anon) * m.cfg.BlockTokens
 	s.KVCached = m.pool.idle * m.cfg.BlockTokens
 	s.Capacity = m.cfg.Capacity()

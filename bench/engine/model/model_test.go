@@ -483,3 +483,16 @@ func BenchmarkRollouts(b *testing.B) {
 		done += n
 	}
 }
+
+func TestTimeDoesNotRunOutInAYearOfWorkOrIdleness(t *testing.T) {
+	m := must(t, Config{Profile: Profile{Name: "slow", Step: 10 * time.Second}, KVTokens: 4_000_000})
+	const year = 365 * 24 * time.Hour
+	add(t, m, 40*year, Request{ID: "a", PromptTokens: 1, OutputTokens: 3_200_000})
+	end := find(drain(t, m), Finished, "a")
+	if want := 40*year + 3_200_000*10*time.Second; end.At != want {
+		t.Errorf("finished at %v, want %v", end.At, want)
+	}
+	if got := m.Stats().Busy; got != 3_200_000*10*time.Second {
+		t.Errorf("busy for %v", got)
+	}
+}

@@ -89,26 +89,40 @@ func (p Profile) validate() error {
 	if p.Sequence < 0 || p.KVReadPS < 0 || p.PromptToken < 0 || p.PairPS < 0 {
 		errs = append(errs, fmt.Errorf("profile %q: a negative time: give 0 or more", p.Name))
 	}
-	if p.Step > time.Minute || p.Sequence > time.Second || p.KVReadPS > 1e6 || p.PromptToken > time.Second || p.PairPS > 1e5 {
-		errs = append(errs, fmt.Errorf("profile %q: slower than any engine (a step over a minute, a token over a second, 1 us to read a KV token, 100 ns of attention for a pair): check the units", p.Name))
+	if p.Step > 10*time.Second || p.Sequence > time.Millisecond || p.KVReadPS > 1e6 || p.PromptToken > time.Second || p.PairPS > 1e5 {
+		errs = append(errs, fmt.Errorf("profile %q: slower than any engine (a step over 10 s, 1 ms a request, a prompt token over a second, 1 us to read a KV token, 100 ns of attention for a pair): check the units", p.Name))
 	}
 	return errors.Join(errs...)
 }
 
-// ps is a time in picoseconds since the origin; it lasts 106 days.
+// ps is picoseconds: 106 days of them.
 type ps int64
 
 const maxPS = ps(1<<63 - 1)
 
-func toPS(d time.Duration) ps {
-	if d < 0 {
-		return 0
-	}
+// since is a time as picoseconds after the origin; what is before it is 0.
+func (m *Model) since(t time.Duration) ps {
+	d := max(0, t-m.origin)
 	if d > time.Duration(maxPS/1000) {
 		return maxPS / 1000 * 1000
 	}
 	return ps(d) * 1000
 }
 
-// duration rounds up: what is reported as of a time has happened by then.
-func (t ps) duration() time.Duration { return time.Duration((t + 999) / 1000) }
+// time rounds up: what is reported as of a time has happened by then.
+func (m *Model) time(t ps) time.Duration { return m.origin + time.Duration((t+999)/1000) }
+
+// rebase moves the origin up to the step that is due, by whole nanoseconds.
+func (m *Model) rebase() {
+	m.origin += time.Duration(m.at / 1000)
+	m.at %= 1000
+	m.stats.Busy += time.Duration(m.busy / 1000)
+	m.busy %= 1000
+}
+
+// wait moves what is due to now, if that is later.
+func (m *Model) wait(now time.Duration) {
+	if m.since(now) > m.at {
+		m.origin, m.at = now, 0
+	}
+}

@@ -1,16 +1,22 @@
 package model
 
-import "sort"
+import (
+	"sort"
+	"time"
+)
 
 // advance applies every whole step that ends by to and plans what starts
 // before it; inclusive: also what starts exactly then.
-func (m *Model) advance(to ps, inclusive bool) {
-	defer func() { m.stats.Now = max(m.stats.Now, to.duration()) }()
+func (m *Model) advance(until time.Duration, inclusive bool) {
+	m.stats.Now = max(m.stats.Now, until)
 	for {
+		to := m.since(until)
 		if m.seg.steps == 0 {
 			if m.frozen || len(m.runs) == 0 || m.at > to || m.at == to && !inclusive {
 				return
 			}
+			m.rebase()
+			to = m.since(until)
 			m.plan()
 			if m.seg.steps == 0 {
 				return
@@ -134,7 +140,7 @@ func (m *Model) admit(r *run, reserve int) bool {
 		m.stats.RecomputedTokens += int64(total - r.computed)
 	}
 	m.running = append(m.running, r)
-	m.emit(Event{Kind: Started, At: m.at.duration(), ID: r.req.ID, Tokens: r.computed})
+	m.emit(Event{Kind: Started, At: m.time(m.at), ID: r.req.ID, Tokens: r.computed})
 	return true
 }
 
@@ -190,7 +196,7 @@ func (m *Model) apply(n int) {
 	m.stats.Steps += int64(n)
 	m.busy += span
 	for _, e := range m.seg.stored {
-		e.At = m.at.duration()
+		e.At = m.time(m.at)
 		m.emit(e)
 	}
 	m.seg.stored = m.seg.stored[:0]
@@ -219,7 +225,7 @@ func (m *Model) progress(r *run, n int) (ended bool) {
 		}
 		if r.generated == 0 {
 			m.stats.PromptTokens += int64(r.req.PromptTokens)
-			m.emit(Event{Kind: FirstToken, At: m.at.duration(), ID: r.req.ID, Tokens: 1})
+			m.emit(Event{Kind: FirstToken, At: m.time(m.at), ID: r.req.ID, Tokens: 1})
 		}
 		r.generated++
 		m.stats.GenerationTokens++
@@ -231,7 +237,7 @@ func (m *Model) progress(r *run, n int) (ended bool) {
 	if r.generated < r.req.OutputTokens {
 		return false
 	}
-	m.emit(Event{Kind: Finished, At: m.at.duration(), ID: r.req.ID, Tokens: r.generated})
+	m.emit(Event{Kind: Finished, At: m.time(m.at), ID: r.req.ID, Tokens: r.generated})
 	m.stats.Finished++
 	delete(m.runs, r.req.ID)
 	m.leave(r)
@@ -282,7 +288,7 @@ func (m *Model) walk(n int) {
 		for _, r := range m.phases[(b-j%b)%b] { // (computed + j) % b == 0
 			m.named = m.nameTo(m.named[:0], r, r.computed+j)
 			for _, e := range m.named {
-				e.At = m.at.duration()
+				e.At = m.time(m.at)
 				m.emit(e)
 			}
 		}
@@ -300,7 +306,7 @@ func (m *Model) preempt(r *run) {
 	m.running = m.running[:len(m.running)-1]
 	m.stats.Preemptions++
 	m.waiting.unshift(r)
-	m.emit(Event{Kind: Preempted, At: m.at.duration(), ID: r.req.ID, Tokens: r.generated})
+	m.emit(Event{Kind: Preempted, At: m.time(m.at), ID: r.req.ID, Tokens: r.generated})
 }
 
 // leave gives back what r holds, the end of its chain first.
@@ -318,7 +324,7 @@ func (m *Model) evicted(name uint64) {
 	if !m.cfg.CacheEvents {
 		return
 	}
-	at := m.at.duration()
+	at := m.time(m.at)
 	if n := len(m.events); n > 0 && !m.handed && m.events[n-1].Kind == Removed && m.events[n-1].At == at {
 		m.events[n-1].Blocks = append(m.events[n-1].Blocks, name)
 		return
