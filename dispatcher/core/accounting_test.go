@@ -245,3 +245,36 @@ func TestAnEmptyViewLeavesNothingReserved(t *testing.T) {
 		t.Errorf("%d requests and %d tokens are reserved after an empty view", n, tokens)
 	}
 }
+
+// An engine may answer and release before the dispatcher hears of its own bind.
+func TestABindThatEndedBeforeItsAnswerCameHoldsNothing(t *testing.T) {
+	c := ready(t, 1)
+	b := bindIn(c.Step(core.Fetched{Handle: 1, Queue: core.Queue{Job: "j", Lane: subjects.LaneNormal}, Seq: 1, Stored: stamp,
+		Facts: subjects.Facts{Job: "j", ID: "1", Lane: subjects.LaneNormal, PromptTokens: 10, MaxTokens: 10}}, time.Second))
+	c.Step(core.ReservationPut{Held: b.Held, Revision: 7, Stored: stamp}, time.Second)
+	c.Step(core.Answered{Answer: subjects.Answer{Job: "j", ID: "1", Status: subjects.Completed}, Revision: 1, Stored: stamp}, time.Second)
+	c.Step(goneAt("a", "1", 1, 8), time.Second)
+	acked := false
+	for _, e := range c.Step(core.BindAnswer{Handle: 1, Engine: "a", Job: "j", ID: "1", Bind: 1, Answer: core.OK, Seq: 7, Stored: stamp}, time.Second) {
+		if _, ok := e.(core.Ack); ok {
+			acked = true
+		}
+	}
+	if n, _ := c.Reserved("a"); n != 0 || !acked {
+		t.Errorf("%d requests are reserved after put and delete, acked %v: want 0, true", n, acked)
+	}
+}
+
+// What stands no more at the revision held is dropped, not tried for ever.
+func TestAKeyThatIsNotThereAnyMoreIsDroppedFromTheView(t *testing.T) {
+	for _, answer := range []core.Answer{core.Gone, core.Superseded} {
+		c := ready(t, 1)
+		p := reserved("a", "1", "x", 1, 100, 7)
+		p.Stored = stamp
+		c.Step(p, time.Second)
+		c.Step(core.DeleteAnswer{Engine: "a", Job: "j", ID: "1", Revision: 7, Answer: answer}, time.Second)
+		if n, _ := c.Reserved("a"); n != 0 {
+			t.Errorf("after %s %d requests are still reserved", answer, n)
+		}
+	}
+}

@@ -136,6 +136,18 @@ func (c *Core) bound(it *item, e *engine, a BindAnswer) {
 	}
 	h := e.held[it.key()]
 	seen := h != nil && h.Revision >= a.Seq
+	if !seen && c.passed(it, e, a.Seq) {
+		// An engine may be quicker than this answer: the view has had the key, and
+		// its end. To put it back would hold its slot for ever.
+		c.freeEngine(e)
+		if it.ttl > 0 {
+			c.drop(it)
+			c.emit(Refused{Handle: it.h, Code: "gone", Message: "the reservation was released before it was granted: acquire it again"})
+			return
+		}
+		c.ack(it, "bound")
+		return
+	}
 	c.putReservation(ReservationPut{
 		Held: it.held, Revision: a.Seq, Stored: stored,
 		TTLMS: it.ttlMS(),
@@ -148,6 +160,12 @@ func (c *Core) bound(it *item, e *engine, a BindAnswer) {
 	}
 	c.freeEngine(e)
 	c.ack(it, "bound")
+}
+
+// passed tells whether the view is beyond a bind that it does not hold.
+func (c *Core) passed(it *item, e *engine, seq uint64) bool {
+	r, ok := c.retired.byKey[it.key()]
+	return e.seq >= seq || ok && r.bind >= it.bind
 }
 
 func (it *item) ttlMS() int64 {

@@ -204,6 +204,8 @@ func (c *Core) retryAnswer(a RetryAnswer) {
 	case OK, Duplicate:
 		// A duplicate is the same next bind number, written by another dispatcher.
 		c.release(h, subjects.OutcomeRequeued)
+	case Gone, Superseded:
+		c.remove(h) // it stands at that revision no more; what stands instead comes by the view
 	default:
 		c.backOff(h)
 	}
@@ -214,7 +216,12 @@ func (c *Core) deleteAnswer(a DeleteAnswer) {
 	if h == nil {
 		return
 	}
-	if a.Answer != OK {
+	switch a.Answer {
+	case OK:
+	case Gone, Superseded:
+		c.remove(h) // somebody else did it; what stands now, if anything, comes by the view
+		return
+	default:
 		c.backOff(h)
 		return
 	}
