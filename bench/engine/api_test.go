@@ -163,6 +163,7 @@ func TestWrongRequestsAreRefusedInTheShapeOfVLLM(t *testing.T) {
 		{"max_tokens", m{"prompt": "a", "max_tokens": 0}, 400, "BadRequestError", "max_tokens is 0"},
 		{"stream_options", m{"prompt": "a", "stream_options": m{}}, 400, "BadRequestError", "Stream options"},
 		{"priority", m{"prompt": "a", "priority": 3}, 400, "BadRequestError", "priority scheduling"},
+		{"long stop", m{"prompt": "a", "stop": strings.Repeat("x", 257)}, 400, "BadRequestError", "over 256 bytes"},
 		{"no object", []int{1}, 400, "BadRequestError", "not the JSON"},
 	} {
 		t.Run(x.name, func(t *testing.T) {

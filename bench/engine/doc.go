@@ -9,10 +9,17 @@
 // goes on as it would have. What it does not do: n > 1, several prompts in one
 // request, beam search, temperature.
 //
+// Where an output ends: at max_tokens (length); before it (stop) at a stop
+// string or stop token, where sim_output_tokens (tokens of output) or
+// sim_total_tokens (prompt and output together, which a resumed request keeps)
+// say, or, when neither is given and EOS is not ignored, with a chance of
+// 1/MeanOutput at every token. Text is read as tokens by the rule of Tokenize.
+//
 // Ordering: one goroutine (the driver) owns the engine model; handlers send it
 // commands and read progress. Back-pressure: the queue takes MaxQueued waiting
 // requests and answers 503 above. Failure: faults are armed by configuration,
-// POST /sim/fault or Server.Arm, and strike requests in order of arrival; Die
+// POST /sim/fault {"kind": ..., "count": ..., "after_tokens": ...} or
+// Server.Arm, and strike requests in order of arrival; Die
 // and Restart end a life of the server as a killed process would, cache and
 // counters lost.
 //

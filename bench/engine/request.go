@@ -45,8 +45,12 @@ type chatMessage struct {
 	Content json.RawMessage `json:"content"`
 }
 
-// maxStops bounds stop strings and stop token ids of a request.
-const maxStops = 64
+// maxStops bounds stop strings and stop token ids of a request, maxStop the
+// bytes of one.
+const (
+	maxStops = 64
+	maxStop  = 256
+)
 
 // call is a request, checked.
 type call struct {
@@ -152,8 +156,9 @@ func stops(raw json.RawMessage) ([]string, error) {
 	case json.Unmarshal(raw, &many) != nil:
 		return nil, errors.New("stop is neither a string nor a list of strings")
 	}
-	if len(many) > maxStops || slices.Contains(many, "") {
-		return nil, fmt.Errorf("stop has an empty string or more than %d", maxStops)
+	bad := func(s string) bool { return s == "" || len(s) > maxStop }
+	if len(many) > maxStops || slices.ContainsFunc(many, bad) {
+		return nil, fmt.Errorf("stop has an empty string, one over %d bytes, or more than %d", maxStop, maxStops)
 	}
 	return many, nil
 }
