@@ -46,6 +46,9 @@ type Config struct {
 	HeldBatches int
 	// ReplayIdle is how long a replay may be silent. Default 2 s.
 	ReplayIdle time.Duration
+	// Confirm is how long after a connection began a replay endpoint is asked
+	// once more, for what was sent before the subscription arrived. Default 2 s.
+	Confirm time.Duration
 	// Replays bounds the replays under way: a channel with room for so many,
 	// shared by the feeds of a process. Default 2 for this feed.
 	Replays chan struct{}
@@ -67,6 +70,7 @@ func (c Config) withDefaults() Config {
 	}
 	dur(&c.CoolDown, 30*time.Second)
 	dur(&c.ReplayIdle, 2*time.Second)
+	dur(&c.Confirm, 2*time.Second)
 	dur(&c.BackoffMin, 100*time.Millisecond)
 	dur(&c.BackoffMax, 10*time.Second)
 	dur(&c.Tick, time.Second)

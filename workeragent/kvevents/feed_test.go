@@ -179,6 +179,9 @@ func follow(t testing.TB, cfg Config) (*Feed, *mirror) {
 	if cfg.CoolDown == 0 {
 		cfg.CoolDown = 30 * time.Millisecond
 	}
+	if cfg.Confirm == 0 {
+		cfg.Confirm = time.Hour
+	}
 	f, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -246,6 +249,17 @@ func TestAGapIsReplayedAndNothingIsAppliedTwice(t *testing.T) {
 	p.send(false, 0, chained(3, 4)...)
 	eventually(t, "the gap filled", f.matches(5, 4))
 	if s := f.Status()[0]; s.Batches != 4 || s.Replays != 2 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestWhatWasSentBeforeTheSubscriptionArrivedIsFoundThoughTheEngineIsIdle(t *testing.T) {
+	p := publish(t, anyPort, anyPort)
+	f, _ := follow(t, Config{Sources: []Source{{Endpoint: p.pubAddr, Replay: p.replay}}, Confirm: 100 * time.Millisecond})
+	eventually(t, "subscribed", func() bool { return p.subscribers() == 1 && f.Exact() })
+	p.send(true, 0, chained(0, 3)...)
+	eventually(t, "the lost batch", f.matches(5, 3))
+	if s := f.Status()[0]; s.Partial || s.Replays != 2 {
 		t.Errorf("%+v", s)
 	}
 }

@@ -23,6 +23,7 @@ type rankFeed struct {
 	epoch    string // of the publisher's topic
 	useless  int    // batches in a row of which nothing could be used
 	resynced time.Duration
+	confirm  time.Duration // when to ask once more; 0 = done
 	lost     bool
 
 	ctx       context.Context // of work
@@ -193,6 +194,10 @@ func (r *rankFeed) tick() {
 	r.index.Expire(now)
 	r.carry(r.seq.Tick(now))
 	r.lookLost()
+	if r.confirm != 0 && now >= r.confirm && r.seq.Following() {
+		r.confirm = 0
+		r.carry(r.seq.Confirm())
+	}
 	// A store behind a parent that never comes, in a stream of which all is
 	// known: something was lost unseen (scenario C4). Once in ten minutes.
 	const patience, again = 5 * time.Second, 10 * time.Minute
@@ -210,6 +215,7 @@ func (r *rankFeed) take(it *item) {
 	switch it.link {
 	case linkUp:
 		r.status.Connected, r.status.Refused, r.useless = true, false, 0
+		r.confirm = r.f.now() + r.f.cfg.Confirm
 		if it.same {
 			r.carry(r.seq.Resume())
 		} else {

@@ -330,6 +330,23 @@ func (s *Sequencer[T]) Distrust(now time.Duration, reason string, replay bool) [
 	return s.steps
 }
 
+// Confirm asks for what came after the last batch applied, though no number is
+// missing yet: a subscription takes a moment to reach a publisher, and what it
+// sent in that moment shows only when it sends again.
+func (s *Sequencer[T]) Confirm() []Step[T] {
+	s.open()
+	if s.state == following && s.cfg.Replay {
+		from := uint64(0)
+		if s.applied.ok {
+			from = s.applied.v + 1
+		}
+		s.first = !s.applied.ok
+		s.asked = 0
+		s.ask(from)
+	}
+	return s.steps
+}
+
 // Lost says that live messages were dropped on the way here, the last ones
 // perhaps among them: no later number may ever show the gap.
 func (s *Sequencer[T]) Lost(now time.Duration) []Step[T] {

@@ -285,6 +285,10 @@ func TestWhatIsAppliedIsAlwaysARun(t *testing.T) {
 				carry(s.ReplayEnd(now))
 			case r < 8:
 				carry(s.Tick(now))
+			case r == 8:
+				carry(s.Confirm())
+			case r == 9:
+				carry(s.Lost(now))
 			default:
 				carry(s.Live(now, head, batch(head)))
 				head++

@@ -53,7 +53,14 @@ func follow(t *testing.T, f *Fake, change ...func(*kvevents.Config)) *kvevents.F
 	done := make(chan struct{})
 	go func() { defer close(done); _ = feed.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
-	eventually(t, "following every rank", feed.Exact)
+	eventually(t, "following every rank", func() bool {
+		for i := range f.ranks {
+			if f.Subscribers(i) == 0 {
+				return false
+			}
+		}
+		return feed.Exact()
+	})
 	return feed
 }
 
