@@ -119,6 +119,10 @@ func (a *standIn) run(ctx context.Context, r kvstate.Reservation) {
 			return
 		}
 	}
+	// It counts no more from here: others see the release before its writer does.
+	a.mu.Lock()
+	delete(a.running, r.Key())
+	a.mu.Unlock()
 	for {
 		_, err := a.store.Release(ctx, subjects.Released{
 			Engine: a.engine, Job: r.Job, ID: r.ID, Outcome: outcome, Bind: r.Bind, Epoch: r.Epoch, Tokens: r.Tokens, CompletionTokens: &n,
