@@ -13,10 +13,10 @@ import (
 
 // Detection is what an address turned out to be, and by what.
 type Detection struct {
-	Kind    string // vllm, sglang, llamacpp, openai, sim
-	Model   string
-	Version string
-	Found   []string // what was asked and what it showed, in order
+	Kind    string   `json:"kind"` // vllm, sglang, llamacpp, openai, sim
+	Model   string   `json:"model"`
+	Version string   `json:"version"`
+	Found   []string `json:"found"` // what was asked and what it showed, in order
 }
 
 // ErrNoEngine is an address where no inference server answers.

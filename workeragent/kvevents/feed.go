@@ -12,11 +12,11 @@ import (
 
 // Source is where one data-parallel rank publishes.
 type Source struct {
-	Rank     int
-	Endpoint string // tcp://host:port or ipc://path; wildcards resolved
-	Replay   string // "" = none
-	Topic    string // prefix of the topics to follow
-	Bind     bool   // the publisher dials: wait for it at Endpoint
+	Rank     int    `json:"rank"`
+	Endpoint string `json:"endpoint"`         // tcp://host:port or ipc://path; wildcards resolved
+	Replay   string `json:"replay,omitempty"` // "" = none
+	Topic    string `json:"topic"`            // prefix of the topics to follow
+	Bind     bool   `json:"bind,omitempty"`   // the publisher dials: wait for it at Endpoint
 }
 
 // Config of a Feed; zero = the default.
