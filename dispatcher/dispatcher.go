@@ -57,7 +57,6 @@ type Dispatcher struct {
 	kill     context.CancelCauseFunc // ends everything at once; set by New
 	hardCtx  context.Context
 	done     chan struct{}
-	graceful atomic.Bool
 }
 
 // New checks the configuration and makes a dispatcher that is not running yet.

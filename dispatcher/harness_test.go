@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -300,15 +299,6 @@ func (b *bench) result(job, id string) *subjects.Result {
 		out = must(subjects.DecodeResult(r.Body))
 		return true
 	})
-	return out
-}
-
-func sorted[T any](in []T, by func(T) string) []string {
-	out := make([]string, 0, len(in))
-	for _, x := range in {
-		out = append(out, by(x))
-	}
-	slices.Sort(out)
 	return out
 }
 

@@ -95,7 +95,7 @@ func lossy(bind func(context.Context, kvstate.Bind) (uint64, error), lose int) f
 		seq, err := bind(ctx, w)
 		if lose > 0 {
 			lose--
-			return 0, fmt.Errorf("%w: the answer is lost (it was %d, %v)", kvstate.ErrUnknown, seq, err)
+			return 0, fmt.Errorf("%w: the answer is lost (it was %d, %w)", kvstate.ErrUnknown, seq, err)
 		}
 		return seq, err
 	}

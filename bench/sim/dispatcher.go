@@ -17,7 +17,6 @@ type Dispatcher struct {
 	started time.Duration
 	alive   bool
 	paused  bool // SIGSTOP: events wait
-	cut     bool // no contact with NATS
 	backlog []core.Event
 	msgs    map[core.Handle]*message
 	handle  core.Handle

@@ -65,8 +65,3 @@ func (c *contactClock) prove(now time.Duration) {
 	}
 	c.last = now
 }
-
-// fresh tells whether the last proof is at most gap old.
-func (c *contactClock) fresh(now time.Duration) bool {
-	return c.last >= 0 && now-c.last <= c.gap
-}

@@ -342,18 +342,17 @@ func TestTheIndexAgreesWithAModel(t *testing.T) {
 			for i := range want {
 				want[i] = map[uint64]bool{}
 			}
-			for h, b := range model {
+			for _, b := range model {
 				chain := blockhash.Chain(nil, blockhash.Namespace("m", "", ""), b.tokens, poolBlock)
 				for k := (len(b.tokens) - b.size) / poolBlock; k < len(b.tokens)/poolBlock; k++ {
 					for tier := range 3 {
 						ok := true
-						for at, c := h, b; ok; {
+						for c := b; ok; {
 							ok = c.tiers[tier]
 							if len(c.tokens)-c.size <= k*poolBlock {
 								break
 							}
-							at = c.parent
-							c = model[at]
+							c = model[c.parent]
 						}
 						if ok {
 							want[tier][chain[k]] = true

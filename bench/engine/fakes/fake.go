@@ -1,6 +1,7 @@
 package fakes
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -171,7 +172,7 @@ func inner(mux *http.ServeMux, method, target string, body any) (int, string) {
 	if err != nil {
 		return http.StatusInternalServerError, err.Error()
 	}
-	q := httptest.NewRequest(method, target, strings.NewReader(string(b)))
+	q := httptest.NewRequestWithContext(context.Background(), method, target, strings.NewReader(string(b)))
 	w := httptest.NewRecorder()
 	mux.ServeHTTP(w, q)
 	return w.Code, w.Body.String()

@@ -110,7 +110,7 @@ func close1(t *testing.T, f *Fake) { t.Cleanup(func() { f.Close() }) }
 // TestWhatTheEventsSayIsWhatTheEngineHas runs prompts and compares the view with
 // the cached tokens that the engine reports, for each dialect.
 func TestWhatTheEventsSayIsWhatTheEngineHas(t *testing.T) {
-	for name, make := range map[string]func() (*Fake, error){
+	for name, start := range map[string]func() (*Fake, error){
 		"vllm maps": func() (*Fake, error) {
 			return VLLM(VLLMConfig{Engine: small(), Events: &EventsConfig{Topic: "kv-events", NewFraming: true}})
 		},
@@ -128,7 +128,7 @@ func TestWhatTheEventsSayIsWhatTheEngineHas(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f, err := make()
+			f, err := start()
 			if err != nil {
 				t.Fatal(err)
 			}

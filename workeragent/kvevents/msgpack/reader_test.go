@@ -1,6 +1,7 @@
 package msgpack_test
 
 import (
+	"errors"
 	"math"
 	"testing"
 
@@ -86,7 +87,7 @@ func TestALengthThatCannotFitIsRefused(t *testing.T) {
 		deep[i] = 0x91
 	}
 	r := msgpack.Reader{B: deep}
-	if err := r.Skip(); err != msgpack.ErrDepth {
+	if err := r.Skip(); !errors.Is(err, msgpack.ErrDepth) {
 		t.Errorf("1,000 nested arrays: %v", err)
 	}
 }
@@ -121,7 +122,7 @@ func FuzzReader(f *testing.F) {
 			t.Fatalf("skipped to %d of %d", r.I, len(b))
 		}
 		var v any
-		if len(b) < 64 && lib.Unmarshal(b, &v) == nil && err != nil && err != msgpack.ErrDepth {
+		if len(b) < 64 && lib.Unmarshal(b, &v) == nil && err != nil && !errors.Is(err, msgpack.ErrDepth) {
 			t.Fatalf("% x: the library reads %v, Skip says %v", b, v, err)
 		}
 		r.I = 0

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -170,7 +171,7 @@ func publisherGreeting() []byte {
 	g[0], g[9], g[10], g[11] = 0xff, 0x7f, 3, 1
 	copy(g[12:], "NULL")
 	ready := append([]byte("\x05READY\x0bSocket-Type\x00\x00\x00\x03"), "PUB"...)
-	return append(append(g, 4, byte(len(ready))), ready...)
+	return slices.Concat(g, []byte{4, byte(len(ready))}, ready)
 }
 
 // scenario C12: another program on the port.
