@@ -98,7 +98,7 @@ func shift(endpoint string, n int) (string, error) {
 	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(p+n)), nil
 }
 
-// identity is the process start of an exposition.
+// Identity is the process start of the exposition.
 func (a *OpenAI) Identity(ctx context.Context) (string, error) {
 	b, ok := a.optional(ctx, "/metrics")
 	if !ok {

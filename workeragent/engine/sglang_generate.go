@@ -189,7 +189,7 @@ func (a *sglangAnswer) chunk(b []byte) error {
 	}
 	var c sglangChunk
 	if err := json.Unmarshal(b, &c); err != nil {
-		return fmt.Errorf("%w: %v", errMalformed, err)
+		return fmt.Errorf("%w: %w", errMalformed, err)
 	}
 	if f := faultOf(&apiChunk{Error: c.Error, Object: c.Object}, b); f != nil {
 		a.fault = f

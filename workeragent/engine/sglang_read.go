@@ -3,6 +3,7 @@ package engine
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 )
@@ -14,7 +15,7 @@ func (a *sglangAnswer) read(body io.Reader, lim SSELimits) (end, error) {
 	r := bufio.NewReader(body)
 	first, err := firstByte(r)
 	switch {
-	case err == io.EOF:
+	case errors.Is(err, io.EOF):
 		return endEOF, nil
 	case err != nil:
 		return endCut, err

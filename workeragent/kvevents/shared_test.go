@@ -3,6 +3,7 @@
 package kvevents
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"testing"
@@ -11,7 +12,7 @@ import (
 // TestEverySharedFixtureReadsAsExpected reads the folder of shared fixtures:
 // ROLLBUS_SHARED, else the folder "shared" beside the repository.
 func TestEverySharedFixtureReadsAsExpected(t *testing.T) {
-	dir := os.Getenv("ROLLBUS_SHARED")
+	dir := cmp.Or(os.Getenv("ROLLBUS_SHARED"), os.Getenv("SHARED_DIR"))
 	if dir == "" {
 		root, err := os.Getwd()
 		for err == nil {

@@ -3,6 +3,7 @@
 package telemetry_test
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"testing"
@@ -12,7 +13,7 @@ import (
 // folder "shared" beside the repository.
 func sharedData(t *testing.T) string {
 	t.Helper()
-	if dir := os.Getenv("ROLLBUS_SHARED"); dir != "" {
+	if dir := cmp.Or(os.Getenv("ROLLBUS_SHARED"), os.Getenv("SHARED_DIR")); dir != "" {
 		return filepath.Join(dir, "data")
 	}
 	dir, err := os.Getwd()
