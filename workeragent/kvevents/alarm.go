@@ -3,7 +3,7 @@ package kvevents
 // AlarmKind names what smells about an engine's events.
 type AlarmKind string
 
-// The kinds. docs/engines.md says what to do about each.
+// The kinds.
 const (
 	AlarmTokens      AlarmKind = "tokens_mismatch"        // block size x blocks != tokens
 	AlarmBlockSize   AlarmKind = "block_size_mismatch"    // advertised and seen sizes differ
