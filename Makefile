@@ -15,7 +15,7 @@ RACE_PACKAGES := ./kvstate/... ./dispatcher/... ./workeragent/... ./client/... .
 
 .PHONY: help
 help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## Build bin/rollbus, static, with its version
@@ -36,6 +36,10 @@ test-shared: ## Tests on real traces and captures in SHARED (../shared)
 	[[ -n $$dirs ]] || { echo "make test-shared: no test with the build tag shared" >&2; exit 1; }; \
 	SHARED_DIR='$(abspath $(SHARED))' $(GO) test -tags shared -timeout 10m $$dirs
 
+.PHONY: test-nats-cli
+test-nats-cli: ## The commands of docs/submit.md with the real nats tool (builds it)
+	$(GO) test -tags natscli -timeout 10m -count 1 -run NatsTool ./cmd/rollbus
+
 .PHONY: race
 race: ## The race detector where it pays
 	$(GO) test -race -timeout 15m $(RACE_PACKAGES)
@@ -52,7 +56,7 @@ fmt-check: ## Fail if gofmt would change a file
 .PHONY: vet
 vet: ## go vet, with every build tag
 	$(GO) vet ./...
-	$(GO) vet -tags shared ./...
+	$(GO) vet -tags shared,natscli ./...
 
 .PHONY: units
 units: build ## Check the systemd units with systemd-analyze

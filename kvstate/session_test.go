@@ -219,7 +219,7 @@ func TestAFollowerNoticesAMessageThatDidNotReachIt(t *testing.T) {
 	}
 }
 
-// scenario F10
+// scenarios B4 and F10
 func TestAFollowerOnACutOffServerProvesNothing(t *testing.T) {
 	t.Parallel()
 	c := natstest.Cluster(t, 3, natstest.Splittable())
@@ -237,16 +237,20 @@ func TestAFollowerOnACutOffServerProvesNothing(t *testing.T) {
 	a := e.bind(t, "e", "a", 1)
 
 	// A consumer in memory lives on any one server: start followers until one is there.
-	s := e.storeOn(t, alone.Conn(t, nats.ReconnectBufSize(-1), nats.IgnoreDiscoveredServers()))
-	var f *following
-	natstest.Eventually(t, within, "a follower whose consumer is on the server to cut off", func() bool {
-		if f != nil {
-			f.stop()
-		}
-		f = e.watch(t, s, "minority", "").wait(t)
-		names := e.consumersOf(t, "f-minority-")
-		return len(names) == 1 && alone.Running().JetStreamIsConsumerLeader("$G", stream, names[0])
-	})
+	there := func(s *Store, name string) (f *following) {
+		natstest.Eventually(t, within, "a follower whose consumer is on the server to cut off", func() bool {
+			if f != nil {
+				f.stop()
+			}
+			f = e.watch(t, s, name, "").wait(t)
+			names := e.consumersOf(t, "f-"+name+"-")
+			return len(names) == 1 && alone.Running().JetStreamIsConsumerLeader("$G", stream, names[0])
+		})
+		return f
+	}
+	// One reaches its consumer and not the leader, the other the leader and not its consumer.
+	f := there(e.storeOn(t, alone.Conn(t, nats.ReconnectBufSize(-1), nats.IgnoreDiscoveredServers())), "inside")
+	g := there(e.store, "outside")
 	f.shows(t, keyOf("e", "a", 1, a))
 	c.Split(alone)
 	heard := time.Now()
@@ -257,8 +261,27 @@ func TestAFollowerOnACutOffServerProvesNothing(t *testing.T) {
 		return time.Since(heard) > 3*silence*testHeartbeat
 	})
 	b := e.bind(t, "e", "b", 1)
+	g.shows(t, keyOf("e", "a", 1, a), keyOf("e", "b", 1, b))
 	f.shows(t, keyOf("e", "a", 1, a))
 	c.Join(alone)
 	f.shows(t, keyOf("e", "a", 1, a), keyOf("e", "b", 1, b))
 	natstest.Eventually(t, within, "proof of contact again", func() bool { return f.Contact().After(heard) })
+}
+
+// A lost connection is noticed at once, not when the consumer has been silent for long.
+func TestAFollowerStartsOverAsSoonAsItIsConnectedAgain(t *testing.T) {
+	t.Parallel()
+	e := single(t, jetstream.MemoryStorage)
+	const hb = 5 * time.Second
+	s, line := e.remote(t, Heartbeat(hb))
+	f := e.watch(t, s, "slow", "").wait(t)
+	line.Cut()
+	natstest.Eventually(t, within, "the connection lost", func() bool { return !s.nc.IsConnected() })
+	a := e.bind(t, "e", "a", 1)
+	began := time.Now()
+	line.Heal()
+	f.shows(t, keyOf("e", "a", 1, a))
+	if took := time.Since(began); took > hb {
+		t.Fatalf("it took %v, want less than a heartbeat", took)
+	}
 }

@@ -68,6 +68,10 @@ const (
 	recordPendingBytes = 512 << 20
 )
 
+// feedBeat is how often an idle consumer speaks. Two missed ones begin it anew:
+// what is overwritten while a consumer is gone, with its server, is never seen.
+const feedBeat = 500 * time.Millisecond
+
 // Record starts to follow a pool whose streams exist. It returns when every
 // consumer is in place, so that whatever is submitted afterwards is seen.
 // Finish or Close ends it; ctx bounds only the start.
@@ -153,7 +157,7 @@ func (r *Recorder) follow(ctx context.Context, stream string, headersOnly bool, 
 		f.mu.Lock()
 		f.last = meta.Sequence.Stream
 		f.mu.Unlock()
-	}, jetstream.PullMaxMessages(4096))
+	}, jetstream.PullMaxMessages(4096), jetstream.PullHeartbeat(feedBeat))
 	if err != nil {
 		return err
 	}
@@ -312,6 +316,14 @@ func (r *Recorder) onEngine(m jetstream.Msg, _ *jetstream.MsgMetadata) {
 		return
 	}
 	r.note(func() { r.slots[e.Engine] = max(r.slots[e.Engine], e.Slots) })
+}
+
+// Answered tells whether an answer of a rollout has been seen in the register. A
+// reader that waits for it before it receives leaves no answer unseen.
+func (r *Recorder) Answered(job, id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.answered[subjects.RolloutKey(job, id)]
 }
 
 // Counts are where a recording stands.

@@ -3,6 +3,7 @@ package telemetry_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -24,13 +25,14 @@ func TestPollingIsStaggeredAndNeverOverlaps(t *testing.T) {
 			n.Add(1)
 			return nil
 		}})
-		go p.Run(ctx)
+		var run sync.WaitGroup
+		run.Go(func() { p.Run(ctx) })
 		time.Sleep(10 * time.Second) // the bubble's clock
 		if got := n.Load(); got < 35 || got > 52 {
 			t.Errorf("%d polls in 10 s", got)
 		}
 		cancel()
-		synctest.Wait()
+		run.Wait()
 	})
 }
 
@@ -39,7 +41,8 @@ func TestAChangeIsPolledAtOnce(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var n atomic.Int32
 		p := telemetry.NewPoller(telemetry.Poller{Name: "e1", Interval: time.Hour, Poll: func(context.Context) error { n.Add(1); return nil }})
-		go p.Run(ctx)
+		var run sync.WaitGroup
+		run.Go(func() { p.Run(ctx) })
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		before := n.Load()
@@ -50,7 +53,7 @@ func TestAChangeIsPolledAtOnce(t *testing.T) {
 			t.Errorf("%d polls after a kick", got)
 		}
 		cancel()
-		synctest.Wait()
+		run.Wait()
 	})
 }
 
@@ -59,12 +62,13 @@ func TestAFailingEngineIsAskedLessOften(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var n atomic.Int32
 		p := telemetry.NewPoller(telemetry.Poller{Name: "e1", Poll: func(context.Context) error { n.Add(1); return errors.New("down") }})
-		go p.Run(ctx)
+		var run sync.WaitGroup
+		run.Go(func() { p.Run(ctx) })
 		time.Sleep(10 * time.Second)
 		if got := n.Load(); got > 13 {
 			t.Errorf("%d polls of an engine that is down in 10 s", got)
 		}
 		cancel()
-		synctest.Wait()
+		run.Wait()
 	})
 }
