@@ -320,3 +320,13 @@ func (b *Bus) tally(p *core.ReservationPut, by int) {
 		n.Offered = max(n.Offered, b.bound[life])
 	}
 }
+
+// Deliveries is how often a queued rollout was handed out.
+func (b *Bus) Deliveries(key string) int {
+	for _, m := range b.queue {
+		if m.facts.Key() == key {
+			return m.copies
+		}
+	}
+	return 0
+}

@@ -509,3 +509,72 @@ func TestALostAnswerOfABindIsNotASecondBind(t *testing.T) {
 		}
 	}
 }
+
+// Engines that register in the same instant are all counted, by every dispatcher.
+func TestEnginesThatRegisterTogetherAreAllCountedWithinASecond(t *testing.T) {
+	w := sim.New(sim.Options{Seed: 18})
+	for i := range 4 {
+		w.AddDispatcher(fmt.Sprintf("d%d", i))
+	}
+	w.Run(time.Second, nil)
+	want := 0
+	for i := range 60 {
+		w.AddNode(fmt.Sprintf("e%02d", i), 1+i%7, 0)
+		want += 1 + i%7
+	}
+	w.Run(time.Second, nil)
+	for name, d := range w.Cores {
+		if got := d.Core.Slots(); got != want {
+			t.Errorf("dispatcher %s counts %d slots a second after they registered: want %d", name, got, want)
+		}
+	}
+}
+
+// scenario R2: cancelled at any instant, every reservation comes back to zero.
+func TestACancelAtAnyInstantLeavesNothingReserved(t *testing.T) {
+	for at := range 60 {
+		w := sim.New(sim.Options{Seed: uint64(at)})
+		w.AddDispatcher("d0")
+		w.AddDispatcher("d1")
+		fleet(w, 2, 2)
+		settle(w)
+		for i := range 12 {
+			w.Bus.Submit(request("j", i))
+		}
+		w.Run(time.Duration(at)*20*time.Millisecond, nil)
+		w.Bus.Cancel(subjects.Cancel{Kind: subjects.CancelJob, Job: "j"})
+		w.Run(time.Minute, w.AllAnswered)
+		w.Run(5*time.Second, nil)
+		for _, p := range w.Problems() {
+			t.Fatalf("cancelled after %d ms: %s", at*20, p)
+		}
+		for name, d := range w.Cores {
+			for e := range w.Nodes {
+				if n, tokens := d.Core.Reserved(e); n != 0 || tokens != 0 {
+					t.Fatalf("cancelled after %d ms: dispatcher %s still counts %d requests and %d tokens on %s", at*20, name, n, tokens, e)
+				}
+			}
+		}
+	}
+}
+
+// scenario B2: nothing limits deliveries but our own count of attempts: what is
+// given back more often than any MaxDeliver is still placed.
+func TestAMessageGivenBackAHundredTimesIsStillPlaced(t *testing.T) {
+	w := sim.New(sim.Options{Seed: 19})
+	w.AddDispatcher("d0")
+	n := w.AddNode("e0", 1, 0)
+	n.Reg.Model = "another"
+	n.Start()
+	lora := request("j", 1)
+	lora.Model, lora.LoRA = "", "adapter"
+	settle(w)
+	w.Bus.Submit(lora)
+	w.Run(4*time.Minute, nil)
+	if got := w.Bus.Deliveries("j.0001"); got < 50 {
+		t.Fatalf("it was delivered %d times in 4 minutes without an engine that has its adapter: the test tests nothing", got)
+	}
+	n.Reg.LoRAs = []string{"adapter"}
+	n.Start()
+	finish(t, w, time.Minute)
+}
