@@ -66,6 +66,8 @@ type cli struct {
 	Agent      Agent      `cmd:"" group:"Daemons" help:"Run an agent beside one or more engines."`
 	Engine     Engine     `cmd:"" group:"Daemons" help:"Run a simulated engine that speaks the OpenAI API."`
 
+	Bench Bench `cmd:"" group:"Measuring" help:"Measure parts of rollbus on this machine."`
+
 	Completion Completion `cmd:"" group:"This program" help:"Print a completion script for bash, zsh or fish."`
 	Version    Version    `cmd:"" group:"This program" help:"Print the version."`
 	Complete   Complete   `cmd:"" name:"__complete" hidden:""`

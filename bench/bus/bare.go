@@ -1,0 +1,279 @@
+package bus
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/rollbus/rollbus/kvstate"
+	"github.com/rollbus/rollbus/subjects"
+)
+
+// resultBytes is about what an answer of a few tokens encodes to.
+const resultBytes = 512
+
+// bare is the chain without logic.
+type bare struct {
+	*side
+	ctx     context.Context // ends with stop
+	wg      sync.WaitGroup
+	failed  atomic.Pointer[error]
+	results []byte
+	seen    []atomic.Uint64 // last sequence seen under an engine's keys
+}
+
+func engineName(i int) string { return "e" + strconv.Itoa(i) }
+
+// engineOf is the inverse of engineName; -1 of another name.
+func engineOf(name string) int {
+	n, err := strconv.Atoi(strings.TrimPrefix(name, "e"))
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+func startBare(ctx context.Context, s *servers, c Case) (*side, error) {
+	x, err := newSide(ctx, "bare", s, c)
+	if err != nil {
+		if x != nil {
+			x.stop()
+		}
+		return nil, err
+	}
+	b := &bare{side: x, results: bytes.Repeat([]byte("r"), resultBytes), seen: make([]atomic.Uint64, c.Engines)}
+	life, end := context.WithCancel(ctx)
+	b.ctx = life
+	x.ends = append(x.ends, func() { end(); b.wg.Wait() })
+	if err := b.start(ctx, c); err != nil {
+		x.stop()
+		return nil, err
+	}
+	return x, nil
+}
+
+func (b *bare) start(ctx context.Context, c Case) error {
+	_, js, err := b.connect("trainer", 0)
+	if err != nil {
+		return err
+	}
+	body := bytes.Repeat([]byte("b"), c.Payload)
+	b.submit = func(ctx context.Context, ids iter.Seq[string]) error { return b.send(ctx, js, ids, body) }
+	for i := range c.Dispatchers {
+		if err := b.dispatcher(ctx, c, i); err != nil {
+			return fmt.Errorf("dispatcher %d: %w", i+1, err)
+		}
+	}
+	for i := 0; i < c.Engines; i += enginesPerAgent {
+		if err := b.agent(ctx, c, i, min(i+enginesPerAgent, c.Engines)); err != nil {
+			return fmt.Errorf("agent of engine %d on: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (b *bare) fail(err error) { b.failed.CompareAndSwap(nil, &err) }
+
+func (b *bare) failure() error {
+	if err := b.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// send is the trainer: asynchronous publishes, their acks checked at the end.
+func (b *bare) send(ctx context.Context, js jetstream.JetStream, ids iter.Seq[string], body []byte) error {
+	subject := b.pool.Submit(job, subjects.LaneNormal)
+	for id := range ids {
+		m := &nats.Msg{Subject: subject, Data: body, Header: nats.Header{subjects.HdrMsgID: {job + "." + id}}}
+		if _, err := js.PublishMsgAsync(m); err != nil {
+			return fmt.Errorf("submit %s: %w", id, err)
+		}
+	}
+	select {
+	case <-js.PublishAsyncComplete():
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return b.failure()
+}
+
+// dispatcher follows what a dispatcher follows, takes from the queue and binds:
+// one bind in flight an engine. Every D-th engine is its own.
+func (b *bare) dispatcher(ctx context.Context, c Case, nth int) error {
+	nc, js, err := b.connect("dispatcher", nth)
+	if err != nil {
+		return err
+	}
+	bucket := b.pool.Bucket(subjects.Reservations)
+	reservations := subjects.FollowerConsumer(fmt.Sprintf("f-bare%d-reservations", nth), subjects.BucketSubject(bucket, ">"), true)
+	err = follow(ctx, nc, js, subjects.BucketStream(bucket), reservations, func(m *nats.Msg) {
+		engine, _, _, _ := b.pool.ParseReservationSubject(m.Subject)
+		if e := engineOf(engine); e >= 0 && e%c.Dispatchers == nth {
+			if meta, err := m.Metadata(); err == nil {
+				b.saw(e, meta.Sequence.Stream)
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	results := subjects.FollowerConsumer(fmt.Sprintf("f-bare%d-results", nth), b.pool.ResultFilter("", ""), true)
+	if err := follow(ctx, nc, js, b.pool.Results(), results, func(*nats.Msg) {}); err != nil {
+		return err
+	}
+	queue, err := js.CreateOrUpdateConsumer(ctx, b.pool.Rollouts(), b.pool.RolloutsConsumer(job, subjects.LaneNormal))
+	if err != nil {
+		return err
+	}
+	work := make(chan jetstream.Msg)
+	share := max(8, slots*c.Engines/c.Dispatchers)
+	fetching, err := queue.Consume(func(m jetstream.Msg) {
+		select {
+		case work <- m:
+		case <-b.ctx.Done():
+		}
+	}, jetstream.PullMaxMessages(share))
+	if err != nil {
+		return err
+	}
+	b.ends = append(b.ends, fetching.Stop)
+	for e := nth; e < c.Engines; e += c.Dispatchers {
+		b.wg.Go(func() {
+			for {
+				select {
+				case m := <-work:
+					b.bind(nc, e, m)
+				case <-b.ctx.Done():
+					return
+				}
+			}
+		})
+	}
+	return nil
+}
+
+func (b *bare) saw(engine int, seq uint64) {
+	for {
+		old := b.seen[engine].Load()
+		if old >= seq || b.seen[engine].CompareAndSwap(old, seq) {
+			return
+		}
+	}
+}
+
+// bind writes the reservation under the engine's guard, again with the sequence
+// that a refusal names, and acks.
+func (b *bare) bind(nc *nats.Conn, engine int, m jetstream.Msg) {
+	_, id, _ := strings.Cut(m.Headers().Get(subjects.HdrMsgID), ".")
+	name := engineName(engine)
+	expected := b.seen[engine].Load()
+	for n := 1; ; n++ {
+		seq, err := b.write(nc, b.pool.ReservationSubject(name, job, id), m.Data(), nats.Header{
+			subjects.HdrMsgID:          {job + "." + id + "#" + strconv.Itoa(n)},
+			subjects.HdrExpectLastSeq:  {strconv.FormatUint(expected, 10)},
+			subjects.HdrExpectLastSubj: {b.pool.EngineGuard(name)},
+			subjects.HdrTTL:            {"90000"},
+		})
+		moved, isMoved := errors.AsType[*kvstate.ConflictError](err)
+		switch {
+		case err == nil:
+			b.saw(engine, seq)
+			if err := m.Ack(); err != nil && b.ctx.Err() == nil {
+				b.fail(fmt.Errorf("ack %s: %w", id, err))
+			}
+			return
+		case isMoved:
+			expected = moved.Actual
+		case errors.Is(err, kvstate.ErrBusy): // another guarded write in flight: again
+		default:
+			if b.ctx.Err() == nil {
+				b.fail(fmt.Errorf("bind %s: %w", id, err))
+			}
+			return
+		}
+	}
+}
+
+// agent follows the keys of its engines, answers each and deletes it.
+func (b *bare) agent(ctx context.Context, c Case, from, to int) error {
+	nc, js, err := b.connect("agent", 2+from/enginesPerAgent)
+	if err != nil {
+		return err
+	}
+	stream := subjects.BucketStream(b.pool.Bucket(subjects.Reservations))
+	for e := from; e < to; e++ {
+		name := engineName(e)
+		err := follow(ctx, nc, js, stream, b.pool.AgentConsumer(name), func(m *nats.Msg) {
+			if m.Header.Get(subjects.HdrKVOperation) != "" || b.ctx.Err() != nil {
+				return
+			}
+			b.wg.Go(func() { b.answer(nc, m) })
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bare) answer(nc *nats.Conn, m *nats.Msg) {
+	_, _, id, _ := b.pool.ParseReservationSubject(m.Subject)
+	meta, err := m.Metadata()
+	if err == nil {
+		_, err = b.write(nc, b.pool.Result(job, subjects.DefaultReader, id), b.results, nats.Header{subjects.HdrExpectLastSeq: {"0"}})
+	}
+	if err == nil {
+		_, err = b.write(nc, m.Subject, nil, nats.Header{
+			subjects.HdrKVOperation:   {subjects.KVOperationDelete},
+			subjects.HdrExpectLastSeq: {strconv.FormatUint(meta.Sequence.Stream, 10)},
+			subjects.HdrTTL:           {"60"},
+		})
+	}
+	if err != nil && b.ctx.Err() == nil {
+		b.fail(fmt.Errorf("answer %s: %w", id, err))
+	}
+}
+
+// writeTimeout bounds one write.
+const writeTimeout = 10 * time.Second
+
+// write publishes and waits for the ack.
+func (b *bare) write(nc *nats.Conn, subject string, body []byte, h nats.Header) (uint64, error) {
+	reply, err := nc.RequestMsg(&nats.Msg{Subject: subject, Data: body, Header: h}, writeTimeout)
+	if err != nil {
+		return 0, err
+	}
+	var ack struct {
+		Seq   uint64 `json:"seq"`
+		Error *struct {
+			Code        int    `json:"err_code"`
+			Description string `json:"description"`
+		} `json:"error"`
+	}
+	if err := json.Unmarshal(reply.Data, &ack); err != nil {
+		return 0, err
+	}
+	if ack.Error == nil {
+		return ack.Seq, nil
+	}
+	_, number, _ := strings.Cut(ack.Error.Description, ": ")
+	if actual, err := strconv.ParseUint(number, 10, 64); err == nil && ack.Error.Code == 10071 {
+		return 0, &kvstate.ConflictError{Actual: actual}
+	}
+	if ack.Error.Code == 10071 || ack.Error.Code == 10164 {
+		return 0, kvstate.ErrBusy
+	}
+	return 0, fmt.Errorf("%s (%d)", ack.Error.Description, ack.Error.Code)
+}
