@@ -2,5 +2,8 @@ package main
 
 // Bench measures parts of rollbus on this machine.
 type Bench struct {
-	Bus BenchBus `cmd:"" help:"The bus beside a bare chain of the same JetStream operations."`
+	Decide      BenchDecide `cmd:"" help:"One placement: hash, match, score, pick, record."`
+	Index       BenchIndex  `cmd:"" help:"The block index: inserts, lookups, memory."`
+	CacheIngest BenchIngest `cmd:"" name:"cache-ingest" help:"An agent's work on cache events."`
+	Bus         BenchBus    `cmd:"" help:"The bus beside a bare chain of the same JetStream operations."`
 }
