@@ -97,9 +97,9 @@ func newPool(cfg Config) (*pool, error) {
 	return p, nil
 }
 
-// Engines run 4 times as fast as what they model: a rollout takes about a second.
+// Engines run as fast as what they model: a rollout takes one to two seconds.
 const (
-	engineSpeed = 4
+	engineSpeed = 1
 	engineSlots = 12
 )
 

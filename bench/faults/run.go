@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/rollbus/rollbus/bench/checker"
@@ -100,7 +99,7 @@ func Run(ctx context.Context, cfg Config) (r Report, err error) {
 	if err := p.start(ctx); err != nil {
 		return r, errors.Join(err, p.failed())
 	}
-	x := &run{pool: p, cfg: cfg, begin: time.Now()}
+	x := &run{pool: p, cfg: cfg, begin: time.Now(), last: time.Now()}
 	h, err := x.all(ctx)
 	r.judge(h, p.struck, x.trainers, p.failed())
 	if err := keep(cfg.Dir, h); err != nil {
@@ -116,7 +115,10 @@ type run struct {
 	begin    time.Time
 	rec      *checker.Recorder
 	trainers []*trainer
-	kills    atomic.Int64
+
+	mu    sync.Mutex
+	kills int
+	last  time.Time // of the last kill
 }
 
 var jobs = []string{"math", "code"}
@@ -152,11 +154,17 @@ func (x *run) all(ctx context.Context) (checker.History, error) {
 	return x.rec.Finish(ctx)
 }
 
-// may spreads the rollouts over the kills, so that each meets a loaded pool.
+// ahead is how many rollouts are submitted beyond the pace, so that something
+// always waits or runs.
+const ahead = 60
+
+// may spreads the rollouts over the faults, so that each meets a loaded pool.
 func (x *run) may() int {
-	c := x.rec.Counts()
-	pace := int(float64(x.cfg.Rollouts) * (float64(x.kills.Load())/float64(x.cfg.Kills) + 0.05))
-	return min(pace, c.Answered+window) / len(jobs)
+	x.mu.Lock()
+	done := float64(x.kills) + min(time.Since(x.last).Seconds()/meanGap.Seconds(), 1)
+	x.mu.Unlock()
+	pace := int(float64(x.cfg.Rollouts)*done/float64(x.cfg.Kills)) + ahead
+	return min(pace, x.rec.Counts().Answered+window) / len(jobs)
 }
 
 func (x *run) load(ctx context.Context) error {
@@ -197,10 +205,13 @@ func (x *run) await(ctx context.Context, done func(checker.Counts) bool) error {
 }
 
 func (x *run) struck(s Struck) {
-	n := x.kills.Load()
+	x.mu.Lock()
 	if !s.Pause {
-		n = x.kills.Add(1)
+		x.kills++
+		x.last = s.At
 	}
+	n := x.kills
+	x.mu.Unlock()
 	c := x.rec.Counts()
 	x.logf("%3d/%d %-30v submitted %d, answered %d, held %d", n, x.cfg.Kills, s.Fault, c.Submitted, c.Answered, c.Held)
 }

@@ -41,6 +41,9 @@ func (f Fault) String() string {
 	return fmt.Sprintf("%s %s %d for %v", verb, f.Kind, f.N+1, f.Down)
 }
 
+// meanGap is what Schedule's gaps come to, about.
+const meanGap = 1750 * time.Millisecond
+
 // Schedule draws faults until there are that many kills. counts is how many
 // processes of each kind there are; scale is that of the liveness timings, so
 // that some absences are longer than an engine takes to be lost (30 s of
