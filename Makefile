@@ -9,6 +9,9 @@ LDFLAGS       := -s -w -X main.version=$(VERSION)
 GOLANGCI_LINT ?= $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 SHARED        ?= ../shared
 FUZZTIME      ?= 5s
+SEED          ?= 0# of the schedule of faults; 0 = a random one
+KILLS         ?= 100
+ROLLOUTS      ?= 5000
 
 # Where data races would hurt, and tests are quick enough to look for them.
 RACE_PACKAGES := ./kvstate/... ./dispatcher/... ./workeragent/... ./client/... ./bench/checker/...
@@ -39,6 +42,10 @@ test-shared: ## Tests on real traces and captures in SHARED (../shared)
 .PHONY: test-nats-cli
 test-nats-cli: ## The commands of docs/submit.md with the real nats tool (builds it)
 	$(GO) test -tags natscli -timeout 10m -count 1 -run NatsTool ./cmd/rollbus
+
+.PHONY: test-faults
+test-faults: ## Kill real processes for minutes; SEED=n KILLS=n ROLLOUTS=n
+	$(GO) run ./bench/faults/cmd --seed $(SEED) --kills $(KILLS) --rollouts $(ROLLOUTS)
 
 .PHONY: race
 race: ## The race detector where it pays

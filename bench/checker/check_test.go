@@ -349,3 +349,26 @@ func TestAWriteOverwrittenUnseenIsInferredFromTheGuardThatNamesIt(t *testing.T) 
 		t.Errorf("revision 1 is named by nothing: want 1 unseen, got %d", h.UnseenReservations)
 	}
 }
+
+func TestReturnsThatWereNotSeenDoNotCountAgainstTheWindow(t *testing.T) {
+	pool, err := subjects.NewPool("p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// An engine dies and its agent returns three requests, unseen. What
+	// overwrites them tells that they were written, not that they were bound.
+	r := &Recorder{pool: pool, slots: map[string]int{"e1": 1}, prefetch: 1, reservations: map[uint64]Reservation{}}
+	for i, id := range []string{"a", "b", "c"} {
+		gone := &subjects.Released{Engine: "e1", Job: "j", ID: id, Bind: 1, Epoch: "x", Tokens: 100, Outcome: subjects.OutcomeRequeued}
+		r.reservations[uint64(4+i)] = Reservation{Revision: uint64(4 + i), Guard: uint64(1 + i), Released: gone}
+	}
+	h := r.History()
+	if len(h.Reservations) != 6 {
+		t.Fatalf("want three writes inferred, got %+v", h.Reservations)
+	}
+	for _, v := range Check(h) {
+		if v.Invariant == "I11" {
+			t.Error(v)
+		}
+	}
+}

@@ -219,7 +219,7 @@ func (c *check) overlaps() (peaks map[string]int, double int) {
 	for i := range c.h.Reservations {
 		switch r := &c.h.Reservations[i]; {
 		case r.Held != nil:
-			set(r.Held.Engine, r.Held.Key(), r.Held.State == subjects.StateBound)
+			set(r.Held.Engine, r.Held.Key(), counts(r))
 		case r.Released != nil:
 			set(r.Released.Engine, subjects.RolloutKey(r.Released.Job, r.Released.ID), false)
 		}

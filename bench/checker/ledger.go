@@ -109,7 +109,7 @@ func (c *check) put(l *ledger, r *Reservation, last map[string]*Reservation) {
 	}
 	l.live[key] = r
 	l.tokens += int64(h.Tokens)
-	if h.State != subjects.StateBound {
+	if !counts(r) {
 		return
 	}
 	l.byLife[h.Epoch]++
@@ -157,9 +157,13 @@ func (c *check) gone(l *ledger, r *Reservation, key string, before *Reservation)
 	}
 }
 
+// counts tells whether a write takes a place of the window. One that was not
+// seen itself may have been a return as well as a bind.
+func counts(r *Reservation) bool { return r.Held.State == subjects.StateBound && !r.Inferred }
+
 func (l *ledger) drop(was *Reservation) {
 	l.tokens -= int64(was.Held.Tokens)
-	if was.Held.State == subjects.StateBound {
+	if counts(was) {
 		l.byLife[was.Held.Epoch]--
 	}
 }

@@ -109,6 +109,7 @@ func boundAt(h checker.History, engine string, at int64) map[string]bool {
 	held := map[string]bool{}
 	for i := range h.Reservations {
 		switch r := &h.Reservations[i]; {
+		case r.Inferred: // its time is that of what overwrote it
 		case r.Stored > at:
 			return held
 		case r.Held != nil && r.Held.Engine == engine:
