@@ -30,6 +30,16 @@ type Settings struct {
 	JobWeights     map[string]float64 `json:"job_weights,omitempty"`     // share of a job; 1 when absent
 	PartialsEvery  int                `json:"partials_every,omitempty"`  // tokens between checkpoints of partial output; 0 = off
 	Paused         bool               `json:"paused,omitempty"`          // nothing new is bound
+	Servers        []Server           `json:"servers,omitempty"`         // of the balancer interface, besides the engines that have agents
+}
+
+// Server is one that the callers of the balancer interface move requests to
+// themselves. It has no agent: nothing from the queue is bound to it.
+type Server struct {
+	Name           string `json:"name"`
+	Slots          int    `json:"slots"`                     // requests at once
+	Model          string `json:"model,omitempty"`           // empty = any
+	CapacityTokens int64  `json:"capacity_tokens,omitempty"` // KV cache; 0 = unknown
 }
 
 // Defaults of Settings.

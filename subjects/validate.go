@@ -328,5 +328,22 @@ func (s Settings) Validate() error {
 			p.real(field, &w, 0, 1e6, true)
 		}
 	}
+	const maxServers = 1000
+	if len(s.Servers) > maxServers {
+		p.add("servers", "has %d entries: at most %d are allowed", len(s.Servers), maxServers)
+		return errors.Join(p...)
+	}
+	seen := map[string]bool{}
+	for i, v := range s.Servers {
+		field := fmt.Sprintf("servers[%d]", i)
+		p.token(field+".name", v.Name)
+		p.text(field+".model", v.Model)
+		p.whole(field+".slots", int64(v.Slots), 1, 1<<20)
+		p.whole(field+".capacity_tokens", v.CapacityTokens, 0, 1<<42)
+		if seen[v.Name] {
+			p.add(field+".name", "is %s again: name each server once", quote(v.Name))
+		}
+		seen[v.Name] = true
+	}
 	return errors.Join(p...)
 }

@@ -17,7 +17,7 @@ import (
 // GetRollouts lists rollouts.
 type GetRollouts struct {
 	Job   string `short:"j" help:"Only this job's." placeholder:"NAME"`
-	State string `default:"" enum:",queued,retry,bound,returned,answered" help:"Only these: queued, retry, bound, returned or answered."`
+	State string `default:"" enum:",queued,retry,bound,returned,answered,stray" help:"Only these: queued, retry, bound, returned, answered, or stray (submitted to no lane)."`
 	Limit int    `default:"1000" help:"Look at so many queued ones at most, the oldest." placeholder:"N"`
 	watchFlags
 }
@@ -26,7 +26,7 @@ type GetRollouts struct {
 type rolloutRow struct {
 	Job     string          `json:"job"`
 	ID      string          `json:"id"`
-	State   string          `json:"state"` // queued, retry, bound, returned, answered
+	State   string          `json:"state"` // queued, retry, bound, returned, answered, stray
 	Lane    subjects.Lane   `json:"lane,omitempty"`
 	Engine  string          `json:"engine,omitempty"`
 	Bind    int             `json:"bind,omitempty"`
@@ -74,13 +74,16 @@ func number(n int) string {
 
 func (c GetRollouts) find(l *look) (rows []rolloutRow, cut bool, err error) {
 	want := func(states ...string) bool { return c.State == "" || slices.Contains(states, c.State) }
-	if want("queued") {
+	if want("queued", "stray") {
 		filter := l.pool.SubmitFilter()
 		if c.Job != "" {
 			filter = strings.TrimSuffix(filter, ">") + c.Job + ".*"
 		}
 		if rows, cut, err = l.queued(l.pool.Rollouts(), filter, "queued", c.Limit); err != nil {
 			return nil, false, err
+		}
+		if c.State != "" {
+			rows = slices.DeleteFunc(rows, func(r rolloutRow) bool { return r.State != c.State })
 		}
 	}
 	if want("retry") {
@@ -158,7 +161,12 @@ func (l *look) queued(stream, filter, state string, limit int) (rows []rolloutRo
 		r := rolloutRow{Job: job, ID: id, State: state, Seq: m.Sequence, Stored: m.Time, Bytes: len(m.Data)}
 		var lane subjects.Lane
 		if state == "queued" {
-			r.Job, lane, _ = l.pool.ParseSubmitSubject(m.Subject)
+			named, in, ok := l.pool.ParseSubmitSubject(m.Subject)
+			if r.Job, lane = named, in; !ok || subjects.CheckToken("job", named) != nil {
+				r.Job, r.State, r.Reason = job, "stray", "no job and lane in "+m.Subject
+				rows = append(rows, r)
+				continue
+			}
 		} else {
 			r.Job, _ = l.pool.ParseRetrySubject(m.Subject)
 		}

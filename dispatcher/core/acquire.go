@@ -2,7 +2,65 @@ package core
 
 import (
 	"time"
+
+	"github.com/rollbus/rollbus/dispatcher/policy"
+	"github.com/rollbus/rollbus/subjects"
 )
+
+// externalEpoch stands for the epoch of servers that nobody watches.
+const externalEpoch = "external"
+
+// setServers takes the servers of the settings in, and out.
+func (c *Core) setServers(servers []subjects.Server) {
+	named := make(map[string]bool, len(servers))
+	for _, s := range servers {
+		named[s.Name] = true
+		e := c.engine(s.Name)
+		if e.known && !e.external && !e.lost() {
+			c.count("servers_refused", "an engine with an agent has that name")
+			continue
+		}
+		e.external, e.known, e.gone = true, true, false
+		e.reg = subjects.Engine{Engine: s.Name, Epoch: externalEpoch, Kind: externalEpoch, Model: s.Model,
+			State: subjects.EngineReady, Slots: s.Slots, Ranks: 1, Events: eventsNone}
+		if s.CapacityTokens > 0 {
+			n := s.CapacityTokens
+			e.reg.CapacityTokens = &n
+		}
+		c.judge(e)
+		c.refresh(e)
+	}
+	for _, n := range c.names {
+		if e := c.engines[n]; e.external && !named[n] {
+			e.external, e.gone = false, true
+			c.judge(e)
+			c.refresh(e)
+		}
+	}
+}
+
+// open lets an acquire choose servers too; shut takes that back.
+func (c *Core) open(it *item) {
+	if it.ttl == 0 {
+		return
+	}
+	for _, s := range c.settings.Servers {
+		if e := c.engines[s.Name]; e != nil && e.external {
+			c.cands[e.at].State = policy.Ready
+		}
+	}
+}
+
+func (c *Core) shut(it *item) {
+	if it.ttl == 0 {
+		return
+	}
+	for _, s := range c.settings.Servers {
+		if e := c.engines[s.Name]; e != nil && e.external {
+			c.cands[e.at].State = policy.Down
+		}
+	}
+}
 
 // defaultHold is the TTL of an acquired reservation whose caller names none.
 const defaultHold = time.Minute

@@ -70,3 +70,32 @@ func TestAcquiringTwiceOrWithoutEnginesIsRefusedWithAReason(t *testing.T) {
 		t.Errorf("the second time: refused with %q, want reserved", got)
 	}
 }
+
+// Servers of the settings take acquired requests, and nothing from the queue.
+func TestServersWithoutAnAgentAreOnlyAcquired(t *testing.T) {
+	c := ready(t, 0)
+	c.Step(core.PoolPut{Revision: 2, Settings: subjects.Settings{Servers: []subjects.Server{{Name: "s1", Slots: 2}, {Name: "s2", Slots: 2}}}}, time.Second)
+	if n := c.Headroom(); n != 0 {
+		t.Errorf("there is room for %d requests of the queue on servers that no agent serves", n)
+	}
+	at := map[string]int{}
+	seq := uint64(0)
+	for i := range 4 {
+		f := subjects.Facts{Job: "j", ID: string(rune('1' + i)), Lane: subjects.LaneNormal, PromptTokens: 100, MaxTokens: 10}
+		b := bindIn(c.Step(core.Acquire{Handle: core.Handle(i + 1), Facts: f}, time.Second))
+		if b == nil {
+			t.Fatalf("request %d is not bound", i)
+		}
+		at[b.Held.Engine]++
+		seq++
+		c.Step(core.BindAnswer{Handle: core.Handle(i + 1), Engine: b.Held.Engine, Job: "j", ID: f.ID, Bind: 1, Answer: core.OK, Seq: seq, Stored: stamp}, time.Second)
+	}
+	if at["s1"] != 2 || at["s2"] != 2 {
+		t.Errorf("four requests went to %v: want two to each", at)
+	}
+	c.Step(core.PoolPut{Revision: 3, Settings: subjects.Settings{}}, time.Second)
+	f := subjects.Facts{Job: "j", ID: "9", Lane: subjects.LaneNormal, PromptTokens: 100, MaxTokens: 10}
+	if b := bindIn(c.Step(core.Acquire{Handle: 9, Facts: f}, time.Second)); b != nil {
+		t.Errorf("bound to %s, which was taken out", b.Held.Engine)
+	}
+}

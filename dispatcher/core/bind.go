@@ -69,7 +69,9 @@ func (c *Core) bindAnswer(a BindAnswer) {
 	c.count("bind_refusals", string(a.Answer))
 	switch a.Answer {
 	case Conflict:
-		c.conflict(it, e, a)
+		if c.conflict(it, e, a) {
+			return // it stays in front of its engine until the view is there
+		}
 	case Busy:
 		it.busy++
 		if it.busy == 1 && e.seq == it.expected && c.deciding() {
@@ -110,17 +112,40 @@ func (c *Core) readmit(it *item) {
 	c.admit(it)
 }
 
-// conflict: somebody else's bind or a marker's expiry moved the engine's
-// sequence. Decide again when the view has what moved it.
-func (c *Core) conflict(it *item, e *engine, a BindAnswer) {
+// conflict: somebody else's bind, a release or a marker's expiry moved the
+// engine's sequence. It is decided again when the view has what moved it; until
+// then nothing is bound there, since it would only be refused once more. True
+// says that the view is still to come.
+func (c *Core) conflict(it *item, e *engine, a BindAnswer) bool {
 	switch {
 	case a.Actual != 0 && a.Actual < it.expected:
 		// The last message under this engine has expired. Nothing newer exists.
 		if e.seq == it.expected {
 			e.seq = a.Actual
 		}
+	case c.stopped || e.binding != it:
 	case e.seq < a.Actual || a.Actual == 0 && e.seq == it.expected:
-		it.waitOn, it.waitSeq, it.waitUntil = e.name, max(a.Actual, it.expected+1), c.now+c.t.ViewWait
+		it.waitSeq, it.waitUntil = max(a.Actual, it.expected+1), c.now+c.t.ViewWait
+		return true
+	}
+	return false
+}
+
+// caughtUp decides again what waited for the view of its engine.
+func (c *Core) caughtUp(e *engine) {
+	it := e.binding
+	if it == nil || it.waitSeq == 0 || !c.stopped && e.seq < it.waitSeq && c.now < it.waitUntil {
+		return
+	}
+	it.waitSeq = 0
+	c.freeEngineKeeping(e, it)
+	c.readmit(it)
+}
+
+// caughtUpAll is caughtUp wherever the wait may be over.
+func (c *Core) caughtUpAll() {
+	for _, n := range c.names {
+		c.caughtUp(c.engines[n])
 	}
 }
 

@@ -281,6 +281,9 @@ func (c *Core) putPool(e PoolPut) {
 }
 
 func (c *Core) apply(s subjects.Settings, revision uint64) error {
+	if err := s.Validate(); err != nil {
+		return err
+	}
 	p, err := policy.Resolve(s)
 	if err != nil {
 		return err
@@ -290,6 +293,7 @@ func (c *Core) apply(s subjects.Settings, revision uint64) error {
 		return err
 	}
 	c.settings, c.policy, c.decider, c.revision = s.WithDefaults(), p, d, revision
+	c.setServers(s.Servers)
 	for _, n := range c.names {
 		c.refresh(c.engines[n])
 	}

@@ -26,6 +26,7 @@ type engine struct {
 	revision uint64        // of the registration
 	known    bool          // a registration was seen
 	gone     bool          // it said goodbye
+	external bool          // a server of the settings: no agent, only acquired
 	renewed  time.Duration // contact clock
 	health   policy.State  // Ready stands for "live" here
 	past     []string      // its last epochs, known to be over; at most maxPast
@@ -71,6 +72,9 @@ func (c *Core) putEngine(p EnginePut) {
 	e := c.engine(p.Engine.Engine)
 	if p.Revision < e.revision {
 		return // an older renewal, delivered again by a view made anew
+	}
+	if e.external {
+		return // the settings named it first; an agent must choose another name
 	}
 	fresh := !e.known || e.reg.Epoch != p.Epoch
 	if e.known && fresh {
@@ -152,6 +156,8 @@ func (c *Core) engineGone(g EngineGone) {
 func (c *Core) judge(e *engine) {
 	age := c.contact.total - e.renewed
 	switch {
+	case e.external:
+		e.health = policy.Ready // its callers know whether it lives
 	case e.gone, age >= c.t.Lost:
 		e.health = policy.Down
 	case age >= c.t.Suspect, !e.known:
@@ -179,7 +185,7 @@ func (c *Core) recheck() {
 		if c.age(e) || e.health != before {
 			c.refresh(e)
 		}
-		if e.known && !e.gone {
+		if e.known && !e.gone && !e.external {
 			members++
 			age := c.contact.total - e.renewed
 			if age >= c.t.Suspect && age < 2*c.t.Suspect {
@@ -283,7 +289,10 @@ func (e *engine) undecided(cand *policy.Candidate, it *item) {
 }
 
 func (e *engine) state() policy.State {
-	if e.health != policy.Ready {
+	switch {
+	case e.external:
+		return policy.Down // but for acquire
+	case e.health != policy.Ready:
 		return e.health
 	}
 	switch e.reg.State {

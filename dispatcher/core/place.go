@@ -36,8 +36,7 @@ type item struct {
 	policy   string
 	predict  *int
 
-	waitOn    string        // a conflict on this engine
-	waitSeq   uint64        // named this sequence: decide when the view has it
+	waitSeq   uint64        // named by a refusal of its bind: decided again when the view has it
 	waitUntil time.Duration // or at this time
 	askAt     time.Duration // the leader is asked again then
 	held      subjects.Held // as last written by its bind
@@ -51,7 +50,7 @@ const (
 	itemWaiting             // in its job's lists
 	itemAssigned            // decided, behind a bind in flight on its engine; counted there
 	itemChecking            // the leader is asked whether it is answered
-	itemBinding             // its bind is in flight
+	itemBinding             // its bind is in flight, or was refused and the view has to follow
 	itemBurying             // being kept in DEAD
 	itemAnswering           // its answer is being written
 	stageCount
@@ -254,6 +253,9 @@ func (c *Core) later(it *item) {
 // giveBack returns everything that waits. What is being written stays until
 // its answer.
 func (c *Core) giveBack(delay time.Duration) {
+	if c.stopped {
+		c.caughtUpAll() // nothing waits for a view any more
+	}
 	for _, h := range sortedKeys(c.hand) {
 		if it := c.hand[h]; it != nil && it.idle() {
 			c.nak(it, delay)
@@ -263,6 +265,7 @@ func (c *Core) giveBack(delay time.Duration) {
 
 // sweepHand gives back what was held too long and ends what has expired.
 func (c *Core) sweepHand() {
+	c.caughtUpAll() // the view may not come
 	if !c.freshView(ViewReservations) {
 		c.giveBack(c.t.NakMin)
 		return
@@ -313,8 +316,10 @@ const (
 	// maxMisses bounds how many requests in a row may find no engine before a
 	// pass ends: admission does not depend on the request, eligibility may.
 	maxMisses = 8
-	// maxAssigned is how many items may be decided behind a bind in flight.
-	maxAssigned = 2
+	// maxAssigned is how many items may be decided behind a bind in flight. They
+	// count as load there, so that the next ones find another engine: with too
+	// few, whatever waits is held up by the least loaded engine.
+	maxAssigned = 8
 )
 
 // place binds what waits, in fair order, until engines or work run out.
@@ -377,12 +382,6 @@ const (
 )
 
 func (c *Core) try(it *item) tried {
-	if it.waitSeq != 0 {
-		if e := c.engines[it.waitOn]; e != nil && e.seq < it.waitSeq && c.now < it.waitUntil {
-			return missed
-		}
-		it.waitSeq = 0
-	}
 	chosen := c.decide(it)
 	if chosen < 0 {
 		return c.unplaced(it)

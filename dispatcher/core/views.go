@@ -128,11 +128,12 @@ func (c *Core) swapReservations(v ViewSwap) {
 		}
 	}
 	for _, r := range v.Reservations {
-		c.putReservation(r)
+		c.follow(r)
 	}
 	for _, g := range v.Gone {
-		c.gone(g)
+		c.followGone(g)
 	}
+	c.caughtUpAll()
 }
 
 func cmpRevision(a, b uint64) int {
@@ -155,6 +156,11 @@ func (c *Core) find(engineName, rollout string) *held {
 // putReservation takes an entry of the stream in its order: everything before
 // it under its engine has been seen.
 func (c *Core) putReservation(r ReservationPut) {
+	c.follow(r)
+	c.caughtUp(c.engine(r.Engine))
+}
+
+func (c *Core) follow(r ReservationPut) {
 	e := c.engine(r.Engine)
 	e.seq = max(e.seq, r.Revision)
 	c.learn(r)
@@ -204,6 +210,11 @@ func (c *Core) remove(h *held) {
 
 // gone takes a marker of the stream in its order.
 func (c *Core) gone(g ReservationGone) {
+	c.followGone(g)
+	c.caughtUp(c.engine(g.Engine))
+}
+
+func (c *Core) followGone(g ReservationGone) {
 	e := c.engine(g.Engine)
 	e.seq = max(e.seq, g.Revision)
 	c.unlearn(g)

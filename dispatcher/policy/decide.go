@@ -169,8 +169,11 @@ func (d *Decider) try() (v verdict, err error) {
 	r.tied = 1
 	k, why := d.policy.pick(r)
 	v = verdict{outcome: OutcomePlaced, basis: r.basis, tied: r.tied, waitFor: -1}
+	// Stickiness stands below eligibility, basis and admission and above the
+	// score: whoever configures it bounds it by its margin.
 	if s, as := r.sticky(); s >= 0 {
-		k, why = s, as
+		v.chosen, v.reason = int(r.adm[s]), as
+		return v, nil
 	}
 	if e, ok := d.policy.(escaper); ok {
 		if other, escaped := e.escape(r, k); escaped {
