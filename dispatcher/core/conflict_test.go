@@ -1,0 +1,55 @@
+package core_test
+
+import (
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/rollbus/rollbus/dispatcher/core"
+	"github.com/rollbus/rollbus/subjects"
+)
+
+func arrival(h core.Handle) core.Fetched {
+	return core.Fetched{
+		Handle: h, Queue: core.Queue{Job: "j", Lane: subjects.LaneNormal}, Seq: uint64(h), Stored: stamp,
+		Facts: subjects.Facts{Job: "j", ID: strconv.Itoa(int(h)), Lane: subjects.LaneNormal, PromptTokens: 10, MaxTokens: 10},
+	}
+}
+
+func TestAfterARefusalNothingIsBoundThereUntilTheViewFollows(t *testing.T) {
+	c := ready(t, 1)
+	now := time.Second
+	if bindIn(c.Step(arrival(1), now)) == nil {
+		t.Fatal("no bind")
+	}
+	c.Step(arrival(2), now)
+	if b := bindIn(c.Step(core.BindAnswer{Handle: 1, Engine: "a", Job: "j", ID: "1", Bind: 1, Answer: core.Conflict, Actual: 7}, now)); b != nil {
+		t.Fatalf("bound behind sequence %d, which is known to have moved to 7", b.Expected)
+	}
+	if b := bindIn(c.Step(arrival(3), now)); b != nil {
+		t.Fatalf("a later message is bound behind sequence %d, which is known to have moved to 7", b.Expected)
+	}
+	for _, seq := range []uint64{6, 7} {
+		other := core.ReservationPut{
+			Held:     subjects.Held{Engine: "a", Job: "j", ID: "other" + strconv.Itoa(int(seq)), State: subjects.StateBound, Bind: 1, Epoch: "x", LeftMS: 60_000},
+			Revision: seq, Stored: stamp, TTLMS: 60_000,
+		}
+		b := bindIn(c.Step(other, now))
+		switch {
+		case seq < 7 && b != nil:
+			t.Fatalf("bound at sequence %d of the view", seq)
+		case seq == 7 && (b == nil || b.Expected != 7 || b.Held.ID != "1" || b.Held.Bind != 2):
+			t.Fatalf("with the view at 7: %+v, want rollout 1 bound as number 2 behind 7", b)
+		}
+	}
+}
+
+func TestAStopDoesNotWaitForTheView(t *testing.T) {
+	c := ready(t, 1)
+	now := time.Second
+	c.Step(arrival(1), now)
+	c.Step(core.BindAnswer{Handle: 1, Engine: "a", Job: "j", ID: "1", Bind: 1, Answer: core.Conflict, Actual: 7}, now)
+	if !given(c.Step(core.Stop{}, now)) {
+		t.Fatal("what waits for the view is not given back at a stop")
+	}
+}
