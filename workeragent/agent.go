@@ -30,6 +30,7 @@ type Agent struct {
 	cancels cancels
 	spool   *spool
 	metrics *metrics
+	replays chan struct{} // bounds replays of cache events under way, over all engines
 
 	settings atomic.Pointer[subjects.Settings] // with defaults
 	contact  atomic.Int64                      // unix ns of the last proof of contact with NATS, own clock
@@ -42,6 +43,10 @@ type Agent struct {
 	done     chan struct{} // closed when Run has ended
 	left     atomic.Int64  // keys that Stop left behind
 }
+
+// maxReplays of cache events at once: an engine holds its live events back
+// while it replays.
+const maxReplays = 4
 
 // New makes an agent on a connection that it does not own. It talks to nobody
 // yet. Open the connection with nats.ReconnectBufSize(-1) and MaxReconnects(-1).
@@ -63,6 +68,7 @@ func New(cfg Config, nc *nats.Conn) (*Agent, error) {
 		cfg: cfg, t: cfg.Timings, log: cfg.Log, nc: nc, pool: pool, store: store,
 		stopping: make(chan struct{}), hurry: make(chan struct{}), done: make(chan struct{}),
 	}
+	a.replays = make(chan struct{}, maxReplays)
 	a.metrics = newMetrics(a)
 	if a.spool, err = newSpool(cfg.SpoolBytes, cfg.SpoolDir); err != nil {
 		return nil, err
@@ -242,6 +248,9 @@ func (a *Agent) followSettings(ctx context.Context) {
 	put := func(v kvstate.Value[subjects.Settings]) {
 		s := v.V.WithDefaults()
 		a.settings.Store(&s)
+		for _, u := range a.units {
+			kick(u.kickCache)
+		}
 	}
 	a.follow(ctx, "settings", func() error {
 		return a.store.FollowPools(ctx, kvstate.FollowConfig{Name: a.units[0].name, Filter: a.pool.String()},

@@ -15,6 +15,8 @@ type metrics struct {
 	loads         *prometheus.CounterVec
 	registrations *prometheus.CounterVec
 	checkpoints   *prometheus.CounterVec
+	cacheChanges  *prometheus.CounterVec
+	cacheAlarms   *prometheus.CounterVec
 
 	runs, state, slots          *prometheus.Desc
 	spoolBytes, spoolCount      *prometheus.Desc
@@ -40,6 +42,9 @@ func newMetrics(a *Agent) *metrics {
 		registrations: counter("registrations_total", "Registrations written."),
 		checkpoints:   counter("checkpoints_total", "Checkpoints of partial output written."),
 
+		cacheChanges: counter("cache_changes_total", "Cache changes published."),
+		cacheAlarms:  counter("cache_alarms_total", "What smelled about an engine's cache events, by kind.", "kind"),
+
 		runs:            desc("runs", "Reservations that are run or settled now.", "engine"),
 		state:           desc("engine_state", "1 for the state that the registration says.", "engine", "state"),
 		slots:           desc("slots", "Requests that the engine runs at once.", "engine"),
@@ -51,7 +56,7 @@ func newMetrics(a *Agent) *metrics {
 }
 
 func (m *metrics) vectors() []*prometheus.CounterVec {
-	return []*prometheus.CounterVec{m.ended, m.returns, m.repeats, m.tokens, m.probes, m.epochs, m.loads, m.registrations, m.checkpoints}
+	return []*prometheus.CounterVec{m.ended, m.returns, m.repeats, m.tokens, m.probes, m.epochs, m.loads, m.registrations, m.checkpoints, m.cacheChanges, m.cacheAlarms}
 }
 
 func (m *metrics) descs() []*prometheus.Desc {

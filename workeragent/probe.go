@@ -50,9 +50,13 @@ func (u *unit) probe(ctx context.Context) {
 	if u.down || !u.probed {
 		u.log.Info("the engine answers", "kind", caps.Kind, "model", caps.Model)
 	}
+	if old := u.caps.WeightVersion; u.probed && old != nil && caps.WeightVersion != nil && *old != *caps.WeightVersion {
+		u.emptiedLocked() // what was computed with other weights is no prefix
+	}
 	u.caps, u.probed, u.down, u.refused, u.failing = caps, true, false, false, time.Time{}
 	if changed {
 		kick(u.kickReg)
+		kick(u.kickCache)
 		kick(u.kickLoad)
 	}
 }
@@ -96,6 +100,7 @@ func (u *unit) newLife(why string) {
 	}
 	kick(u.kickReg)
 	kick(u.kickLoad)
+	kick(u.kickCache)
 }
 
 // rest leaves the engine alone for a while after it refused a run; refusals

@@ -91,8 +91,12 @@ func (u *unit) registrationLocked() subjects.Engine {
 		Kind: or(u.cfg.Kind, or(c.Kind, "openai")), Model: or(u.cfg.Model, c.Model), LoRAs: c.LoRAs,
 		State: u.stateLocked(time.Now()), Slots: u.slotsLocked(), Ranks: u.ranksLocked(),
 		EngineBlock: c.EngineBlock, BlockTokens: u.a.settings.Load().BlockTokens,
-		Events: or(c.Events, "none"), WeightVersion: c.WeightVersion,
+		Events: u.eventsLocked(), WeightVersion: c.WeightVersion,
 		Versions: map[string]string{"agent": u.a.cfg.Version},
+	}
+	if e.EngineBlock == nil && u.told.block > 0 {
+		n := u.told.block
+		e.EngineBlock = &n
 	}
 	if c.Version != "" {
 		e.Versions["engine"] = c.Version

@@ -72,6 +72,7 @@ func (u *unit) attempt(r *run) verdict {
 	u.hand(r)
 	o, err := u.cfg.Adapter.Generate(ctx, req, engine.Run{ID: r.id, Rank: r.res.Rank}, out.take)
 	u.leave(r, o, err)
+	u.cached(req, &o)
 	cause := context.Cause(ctx)
 	if err != nil && cause == nil {
 		// The adapter was misused or is closed: nothing is known of the request.

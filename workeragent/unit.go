@@ -23,13 +23,15 @@ type unit struct {
 	kill context.CancelFunc
 	wg   sync.WaitGroup // every goroutine of this unit
 
-	kickReg  chan struct{} // register at once
-	kickLoad chan struct{} // publish load at once
-	kickLook chan struct{} // probe at once
-	changed  chan struct{} // something ended: look whether the unit is idle
-	started  chan struct{} // closed when the epoch is known
-	replaced chan struct{} // closed when a later agent serves this engine
-	seenRegs chan struct{} // closed with the first view of registrations
+	kickReg   chan struct{} // register at once
+	kickLoad  chan struct{} // publish load at once
+	kickLook  chan struct{} // probe at once
+	kickCache chan struct{} // look at the cache view at once
+	ran       chan ranHere  // for an approximate cache view, bounded
+	changed   chan struct{} // something ended: look whether the unit is idle
+	started   chan struct{} // closed when the epoch is known
+	replaced  chan struct{} // closed when a later agent serves this engine
+	seenRegs  chan struct{} // closed with the first view of registrations
 
 	mu        sync.Mutex
 	epoch     epoch
@@ -48,6 +50,8 @@ type unit struct {
 	backoff   time.Duration
 	resting   time.Time // the engine is left alone until then
 	spooling  bool      // over the spool's bound
+	told      cacheTold // of the cache view
+	emptied   int       // times that something emptied the cache, events apart
 
 	runs     map[string]*run   // reservations that are run or settled here, by rollout
 	handing  map[string]uint64 // reservations that are being released or given back, by rollout: their revision
@@ -68,6 +72,7 @@ func newUnit(a *Agent, cfg EngineConfig) *unit {
 	return &unit{
 		a: a, cfg: cfg, name: cfg.Name, log: a.log.With("engine", cfg.Name),
 		kickReg: make(chan struct{}, 1), kickLoad: make(chan struct{}, 1), kickLook: make(chan struct{}, 1),
+		kickCache: make(chan struct{}, 1), ran: make(chan ranHere, maxRan),
 		changed: make(chan struct{}, 1), started: make(chan struct{}), replaced: make(chan struct{}),
 		seenRegs: make(chan struct{}),
 		epoch:    epoch{mark: newMark()}, counters: -1,
@@ -135,6 +140,7 @@ func (u *unit) serve(ctx context.Context) {
 	}
 	u.recover(ctx)
 	u.wg.Go(func() { u.loadLoop(ctx) })
+	u.wg.Go(func() { u.cacheLoop(ctx) })
 	u.wg.Go(func() { u.watchLoop(ctx) })
 	u.a.follow(ctx, "own reservations", func() error {
 		return u.a.store.FollowOwn(ctx, u.name, kvstate.Handler[kvstate.Reservation, kvstate.Marker]{
