@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	simengine "github.com/rollbus/rollbus/bench/engine"
+	"github.com/rollbus/rollbus/bench/engine/fakes"
 	"github.com/rollbus/rollbus/dispatcher"
 	"github.com/rollbus/rollbus/kvstate"
 	"github.com/rollbus/rollbus/subjects"
@@ -56,7 +57,7 @@ type Pool struct {
 
 	Dispatchers []*dispatcher.Dispatcher
 	Agent       *workeragent.Agent
-	Sims        []*simengine.Server
+	Sims        []*fakes.Fake
 
 	cfg   Config
 	conns []*nats.Conn
@@ -169,15 +170,13 @@ func (p *Pool) startEngines(run context.Context) error {
 	for _, e := range p.cfg.Engines {
 		adapter := e.Adapter
 		if e.Sim != nil {
-			sim, err := simengine.New(*e.Sim)
+			// Its cache events take the way of a real engine's: ZeroMQ, replay included.
+			sim, err := fakes.VLLM(fakes.VLLMConfig{Engine: *e.Sim, Events: &fakes.EventsConfig{}, Sources: true})
 			if err != nil {
 				return fmt.Errorf("engine %s: %w", e.Name, err)
 			}
-			if err := sim.Start(); err != nil {
-				return fmt.Errorf("engine %s: %w", e.Name, err)
-			}
 			p.Sims = append(p.Sims, sim)
-			if adapter, err = engine.NewOpenAI(engine.OpenAIConfig{URL: sim.URL()}); err != nil {
+			if adapter, err = engine.NewVLLM(engine.VLLMConfig{OpenAIConfig: engine.OpenAIConfig{URL: sim.URL()}}); err != nil {
 				return fmt.Errorf("engine %s: %w", e.Name, err)
 			}
 		}
