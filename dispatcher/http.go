@@ -8,7 +8,8 @@ import (
 )
 
 // handler answers GET /metrics, /healthz (200 while the process answers and has
-// not stopped) and /readyz (200, or 503 with what is missing).
+// not stopped), /readyz (200, or 503 with what is missing) and the balancer
+// interface (balancer.go).
 func (d *Dispatcher) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(d.metrics.registry, promhttp.HandlerOpts{Registry: d.metrics.registry}))
@@ -27,6 +28,7 @@ func (d *Dispatcher) handler() http.Handler {
 		}
 		reply(w, http.StatusOK, map[string]any{"status": "ready", "dispatcher": d.cfg.Name, "pool": d.cfg.Pool})
 	})
+	d.balancer(mux)
 	return mux
 }
 

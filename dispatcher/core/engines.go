@@ -1,6 +1,7 @@
 package core
 
 import (
+	"iter"
 	"slices"
 	"time"
 
@@ -319,3 +320,34 @@ func (c *Core) Reserved(engineName string) (requests int, tokens int64) {
 
 // InHand is how many messages are fetched and not yet given up.
 func (c *Core) InHand() int { return len(c.hand) }
+
+// EngineView is one engine as the core sees it; for consoles.
+type EngineView struct {
+	Name     string
+	External bool
+	State    string // of policy.State
+	Slots    int
+	Requests int
+	Tokens   int64
+}
+
+// Engines yields every engine and server known, in order of their names.
+func (c *Core) Engines() iter.Seq[EngineView] {
+	return func(yield func(EngineView) bool) {
+		for _, n := range c.names {
+			e := c.engines[n]
+			state := e.state()
+			if e.external {
+				state = policy.Ready
+			}
+			if !yield(EngineView{n, e.external, stateNames[state], e.reg.Slots, e.sum.Requests, e.sum.Tokens}) {
+				return
+			}
+		}
+	}
+}
+
+var stateNames = map[policy.State]string{
+	policy.Ready: "ready", policy.Suspect: "suspect", policy.Paused: "paused",
+	policy.Draining: "draining", policy.Stale: "stale", policy.Down: "down",
+}
