@@ -225,6 +225,37 @@ func (p *pool) awaitHealthy(ctx context.Context) error {
 	return nil
 }
 
+// follow makes a script of a list of faults.
+func follow(faults []Fault) func(context.Context, *pool, func(Struck)) error {
+	return func(ctx context.Context, p *pool, each func(Struck)) error { return p.strike(ctx, faults, each) }
+}
+
+// outage kills every NATS server at once and starts them again after a while.
+func (p *pool) outage(ctx context.Context, lasts time.Duration) error {
+	for _, x := range p.parts[NATS] {
+		x.end(false)
+	}
+	_ = pause(ctx, lasts)
+	if err := p.startAll(NATS); err != nil {
+		return err
+	}
+	return p.awaitHealthy(ctx)
+}
+
+// roll restarts the NATS servers one after the other, as an upgrade does.
+func (p *pool) roll(ctx context.Context) error {
+	for _, x := range p.parts[NATS] {
+		x.end(true)
+		if err := x.start(); err != nil {
+			return err
+		}
+		if err := p.awaitHealthy(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // strike follows the script. It returns when what it struck is up again.
 func (p *pool) strike(ctx context.Context, script []Fault, each func(Struck)) error {
 	ctx, cancel := context.WithCancelCause(ctx)

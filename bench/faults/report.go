@@ -27,6 +27,7 @@ type Report struct {
 	Problems   []error             `json:"-"` // ends that nobody asked for, errors of the client
 	Struck     []Struck            `json:"-"`
 	Recoveries []time.Duration     `json:"-"` // one a fault, of those that met something
+	Silence    time.Duration       `json:"-"` // the longest time between two answers, while there was work
 	Unseen     int                 `json:"-"` // messages overwritten before the recorder saw them: checks that need them say nothing
 }
 
@@ -50,7 +51,7 @@ func (r *Report) judge(h checker.History, struck []Struck, trainers []*trainer, 
 	if crashes != nil {
 		r.Problems = append(r.Problems, crashes)
 	}
-	r.Recoveries = recoveries(h, struck)
+	r.Recoveries, r.Silence = recoveries(h, struck), silence(h)
 	if n := len(r.Recoveries); n > 0 {
 		slices.Sort(r.Recoveries)
 		r.RecoveryP95 = r.Recoveries[(n*95+99)/100-1].Round(time.Millisecond).Seconds()
@@ -104,6 +105,22 @@ func recoveries(h checker.History, struck []Struck) []time.Duration {
 	return out
 }
 
+// silence is the longest time between two answers, server time.
+func silence(h checker.History) (longest time.Duration) {
+	var before int64
+	for i := range h.Results {
+		r := &h.Results[i]
+		if r.Status == "" {
+			continue
+		}
+		if before != 0 {
+			longest = max(longest, time.Duration(r.Stored-before))
+		}
+		before = r.Stored
+	}
+	return longest
+}
+
 // boundAt are the rollouts that an engine held at a time.
 func boundAt(h checker.History, engine string, at int64) map[string]bool {
 	held := map[string]bool{}
@@ -148,6 +165,7 @@ func (r *Report) Text(w io.Writer) {
 		fmt.Fprintf(w, "recovery    p50 %v, p95 %gs, most %v, of %d faults that met something\n",
 			r.Recoveries[(n-1)/2].Round(time.Millisecond), r.RecoveryP95, r.Recoveries[n-1].Round(time.Millisecond), n)
 	}
+	fmt.Fprintf(w, "silence     %v at most between two answers\n", r.Silence.Round(time.Millisecond))
 	fmt.Fprintf(w, "seen        all but %d messages, which were overwritten before the recorder came\n", r.Unseen)
 	for i, v := range r.Violations {
 		if i == 30 {

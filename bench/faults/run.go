@@ -28,6 +28,11 @@ type Config struct {
 	Sync        bool          // NATS syncs every write
 	Within      time.Duration // of the whole run; 9 min
 	Log         io.Writer     // progress, for people; nil = none
+
+	// script strikes instead of a drawn schedule, while rate rollouts a second
+	// are submitted.
+	script func(ctx context.Context, p *pool, each func(Struck)) error
+	rate   float64
 }
 
 func (c Config) withDefaults() Config {
@@ -164,6 +169,9 @@ func (x *run) may() int {
 	done := float64(x.kills) + min(time.Since(x.last).Seconds()/meanGap.Seconds(), 1)
 	x.mu.Unlock()
 	pace := int(float64(x.cfg.Rollouts)*done/float64(x.cfg.Kills)) + ahead
+	if x.cfg.rate > 0 {
+		pace = int(time.Since(x.begin).Seconds()*x.cfg.rate) + ahead
+	}
 	return min(pace, x.rec.Counts().Answered+window) / len(jobs)
 }
 
@@ -176,8 +184,12 @@ func (x *run) load(ctx context.Context) error {
 		readers.Go(func() { t.read(reading) })
 		work.Go(func() { t.submitAll(ctx) })
 	}
-	script := Schedule(x.cfg.Seed, x.cfg.Kills, [4]int{x.cfg.Dispatchers, x.cfg.Engines, x.cfg.Engines, servers}, x.cfg.Scale)
-	err := x.pool.strike(ctx, script, x.struck)
+	script := x.cfg.script
+	if script == nil {
+		drawn := Schedule(x.cfg.Seed, x.cfg.Kills, [4]int{x.cfg.Dispatchers, x.cfg.Engines, x.cfg.Engines, servers}, x.cfg.Scale)
+		script = follow(drawn)
+	}
+	err := script(ctx, x.pool, x.struck)
 	x.logf("the last fault has healed")
 	work.Wait()
 	if err != nil {
