@@ -74,6 +74,7 @@ func (c *Demo) config(a *app) (demo.Config, error) {
 		return demo.Config{}, coded(exitUsage, "demo: --engines 1 to 256, --dispatchers 1 to 64, --limit and --speed 0 or more, --target above 0")
 	}
 	settings := recommended()
+	settings.Model = demoModel
 	settings.Record = false // nobody looks at a pool that is gone in half a minute
 	if c.Policy != "" {
 		settings.Policy = c.Policy
@@ -95,7 +96,7 @@ func (c *Demo) config(a *app) (demo.Config, error) {
 		Layout: subjects.Layout{Budget: 4 << 30},
 	}
 	for i := range c.Engines {
-		sim := simFlags{TimeScale: cfg.Speed}.config("sim", "")
+		sim := simFlags{TimeScale: cfg.Speed}.config(demoModel, "")
 		sim.MaxModelLen = demoModelLen
 		cfg.Local.Engines = append(cfg.Local.Engines, local.Engine{Name: ordinal(i, nil), Sim: &sim})
 	}
@@ -120,6 +121,10 @@ func (c *Demo) workload() (workload.Workload, error) {
 	}
 	return w, err
 }
+
+// demoModel is named by the settings, so that prompts which name none hash as
+// the engines' cache does.
+const demoModel = "sim"
 
 // demoModelLen takes the longest prompts of the public traces.
 const demoModelLen = 262_144
