@@ -8,6 +8,13 @@ import (
 	"github.com/rollbus/rollbus/workeragent"
 )
 
+// AgentCmd runs an agent, or looks at an engine as an agent would.
+type AgentCmd struct {
+	Run         Agent            `cmd:"" default:"withargs" help:"Run an agent beside one or more engines (the default)."`
+	Probe       AgentProbe       `cmd:"" help:"Ask an engine what it is, and tell what is missing and which flag provides it."`
+	Conformance AgentConformance `cmd:"" help:"Check that an engine behaves as an agent needs it; it generates some thousand tokens."`
+}
+
 // Agent is the daemon beside the engines.
 type Agent struct {
 	Engine       []string      `short:"e" required:"" help:"Engines of this node: [name=]kind=url." placeholder:"SPEC"`
@@ -18,6 +25,7 @@ type Agent struct {
 	SpoolDir     string        `type:"path" help:"Keep answers that cannot be stored yet on disk too." placeholder:"DIR"`
 	DrainTimeout time.Duration `default:"5m" help:"How long a stop waits for what runs." placeholder:"DURATION"`
 	Init         bool          `help:"Make the pool's streams where they are missing."`
+	eventFlags
 	layoutFlags
 	httpFlag
 	scaleFlag
@@ -26,8 +34,14 @@ type Agent struct {
 // Help shows examples.
 func (Agent) Help() string {
 	return `Examples:
-  rollbus agent --engine openai=http://127.0.0.1:8000
-  rollbus agent --engine gpu0=openai=http://127.0.0.1:8000 --engine gpu1=openai=http://127.0.0.1:8001 --http :9471
+  rollbus agent --engine vllm=http://127.0.0.1:8000
+  rollbus agent --engine gpu0=vllm=http://127.0.0.1:8000 --engine gpu1=sglang=http://127.0.0.1:8001 --kv-replay gpu1=tcp://127.0.0.1:5657
+  rollbus agent --engine auto=http://127.0.0.1:8000 --http :9471
+  rollbus agent probe http://127.0.0.1:8000
+  rollbus agent conformance http://127.0.0.1:8000 -o json
+Kinds are vllm, sglang, openai (anything that speaks that API) and auto, which asks the server once, at the start.
+Where the engine publishes its cache events is asked of it; --kv-events says so for servers that do not tell. Without
+events the cache view is a guess from what ran there, and prompts get no credit for it.
 Without a name an engine is called after this host and its port. Names are unique in the pool.
 SIGTERM takes nothing new and finishes what runs, --drain-timeout at most; a second one hands it back at once.`
 }
@@ -41,14 +55,21 @@ func (c *Agent) Run(a *app) error {
 	if err != nil {
 		return err
 	}
+	events, err := c.of(specs)
+	if err != nil {
+		return err
+	}
 	log := a.log()
 	cfg := workeragent.Config{Pool: a.opts.Pool, Name: c.Name, Version: programVersion(), SpoolDir: c.SpoolDir, Log: log}
 	cfg.Timings = workeragent.DefaultTimings().Scale(c.TimingScale)
 	cfg.Timings.DrainTimeout = c.DrainTimeout
 	for _, s := range specs {
-		adapter, err := s.adapter(c.Model, c.APIKey)
+		adapter, found, err := s.adapter(a.ctx, c.Model, c.APIKey, events[s.name])
 		if err != nil {
 			return err
+		}
+		if s.kind == autoKind {
+			log.Info("detected", "engine", s.name, "kind", found.Kind, "model", found.Model, "version", found.Version, "by", found.Found)
 		}
 		cfg.Engines = append(cfg.Engines, workeragent.EngineConfig{Name: s.name, Adapter: adapter, Slots: c.Slots})
 	}

@@ -63,7 +63,7 @@ type cli struct {
 	ContextCmd ContextCmd `cmd:"" name:"context" group:"Operating" help:"Keep the addresses of several clusters, and choose one."`
 
 	Dispatcher Dispatcher `cmd:"" group:"Daemons" help:"Run a dispatcher."`
-	Agent      Agent      `cmd:"" group:"Daemons" help:"Run an agent beside one or more engines."`
+	Agent      AgentCmd   `cmd:"" group:"Daemons" help:"Run an agent beside one or more engines, or look at one as it would."`
 	Engine     Engine     `cmd:"" group:"Daemons" help:"Run a simulated engine that speaks the OpenAI API."`
 
 	Bench Bench `cmd:"" group:"Measuring" help:"Measure parts of rollbus on this machine."`

@@ -6,10 +6,12 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/rollbus/rollbus/bench/demo/local"
 	"github.com/rollbus/rollbus/workeragent"
+	"github.com/rollbus/rollbus/workeragent/engine"
 )
 
 // Up runs a whole pool in this process.
@@ -24,6 +26,7 @@ type Up struct {
 	DrainTimeout time.Duration `default:"30s" help:"How long a stop waits for what runs." placeholder:"DURATION"`
 	readyFlag
 	simFlags
+	eventFlags
 	httpFlag
 }
 
@@ -31,7 +34,7 @@ type Up struct {
 func (Up) Help() string {
 	return `Examples:
   rollbus up
-  rollbus up --engine openai=http://127.0.0.1:8000 --data ./streams
+  rollbus up --engine auto=http://127.0.0.1:8000 --data ./streams
   rollbus up --listen 127.0.0.1:0 --ready-file up.json &
 Then, elsewhere: rollbus submit --prompt "2+2=" --wait
 A second SIGTERM or Ctrl-C hands back what runs at once.`
@@ -93,23 +96,35 @@ func (c *Up) config(a *app) (local.Config, error) {
 	if err != nil {
 		return local.Config{}, err
 	}
+	events, err := c.of(engines)
+	if err != nil {
+		return local.Config{}, err
+	}
 	cfg := local.Config{
 		Pool: a.opts.Pool, NATS: local.NATSConfig{Dir: c.Data, Listen: c.Listen, Sync: c.Data != ""},
 		Settings: recommended(), Dispatchers: c.Dispatchers, Version: programVersion(), Log: a.log(),
 		AgentTimings: workeragent.Timings{DrainTimeout: c.DrainTimeout},
 	}
+	sims := true
 	for _, s := range engines {
 		e := local.Engine{Name: s.name, Slots: c.Slots}
 		if s.kind == simKind {
 			sim := c.simFlags.config(c.Model, "")
 			e.Sim = &sim
 		} else {
-			if e.Adapter, err = s.adapter("", c.APIKey); err != nil {
+			var found engine.Detection
+			if e.Adapter, found, err = s.adapter(a.ctx, "", c.APIKey, events[s.name]); err != nil {
 				return cfg, err
 			}
-			e.URL = s.url
+			e.URL, sims = s.url, false
+			if s.kind == autoKind {
+				a.say("engine %s at %s is %s: %s", s.name, s.url, found.Kind, strings.Join(found.Found, "; "))
+			}
 		}
 		cfg.Engines = append(cfg.Engines, e)
+	}
+	if sims {
+		cfg.Settings.Model = c.Model // prompts that name none hash as the engines' caches
 	}
 	return cfg, nil
 }
