@@ -417,6 +417,7 @@ func (c *Core) decide(it *item) int {
 		Candidates: c.cands,
 	}
 	c.match(f)
+	c.open(it)
 	undo := c.mark(f)
 	at := c.decider.Decide(&in, &c.rec)
 	it.predict = nil
@@ -424,6 +425,7 @@ func (c *Core) decide(it *item) int {
 		it.predict = c.predicted(at)
 	}
 	undo()
+	c.shut(it)
 	c.unmatch()
 	it.reason, it.policy = string(c.rec.Reason), c.rec.Policy
 	return at
