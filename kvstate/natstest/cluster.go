@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -33,6 +32,7 @@ func Cluster(tb testing.TB, size int, options ...Option) *Nodes {
 		tb.Fatal("natstest: a cluster needs sockets: leave InProcess out")
 	}
 	dir := c.storeDir(tb)
+	cluster := unique("natstest") // never two clusters that take each other for their own
 	ports := freePorts(tb, size)
 	routes := make([]string, size)
 	for i, p := range ports {
@@ -42,7 +42,7 @@ func Cluster(tb testing.TB, size int, options ...Option) *Nodes {
 	for i, p := range ports {
 		name := fmt.Sprintf("n%d", i+1)
 		n := newNode(tb, c, name, filepath.Join(dir, name))
-		n.opts.Cluster = server.ClusterOpts{Name: "natstest", Host: "127.0.0.1", Port: p}
+		n.opts.Cluster = server.ClusterOpts{Name: cluster, Host: "127.0.0.1", Port: p}
 		mine := routes
 		if c.split {
 			// Servers tell each other where a new one listens. Say what leads
@@ -63,21 +63,6 @@ func Cluster(tb testing.TB, size int, options ...Option) *Nodes {
 	tb.Cleanup(all.StopAll)
 	all.StartAll()
 	return all
-}
-
-// freePorts holds all ports at once before it lets them go, so that they differ.
-func freePorts(tb testing.TB, count int) []int {
-	tb.Helper()
-	ports := make([]int, count)
-	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			tb.Fatalf("natstest: find a free port: %v", err)
-		}
-		defer l.Close()
-		ports[i] = l.Addr().(*net.TCPAddr).Port
-	}
-	return ports
 }
 
 // StartAll starts whatever is stopped and waits as Cluster does.

@@ -3,7 +3,6 @@ package natstest
 import (
 	"fmt"
 	"net"
-	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -87,10 +86,14 @@ func (c *config) storeDir(tb testing.TB) string {
 }
 
 func newNode(tb testing.TB, c *config, name, dir string) *Node {
+	port := 0
+	if !c.inProcess {
+		port = freePorts(tb, 1)[0]
+	}
 	o := &server.Options{
-		ServerName:         name,
+		ServerName:         unique(name), // known to its peers by it
 		Host:               "127.0.0.1",
-		Port:               server.RANDOM_PORT,
+		Port:               port,
 		DontListen:         c.inProcess,
 		NoLog:              true,
 		NoSigs:             true,
@@ -147,15 +150,8 @@ func (n *Node) start() error {
 		return fmt.Errorf("not ready for connections after %s", startTimeout)
 	}
 	n.srv = s
-	if n.url == "" && !n.opts.DontListen {
-		u, err := url.Parse(s.ClientURL())
-		if err != nil {
-			return err
-		}
+	if !n.opts.DontListen {
 		n.url = s.ClientURL()
-		if _, err := fmt.Sscanf(u.Port(), "%d", &n.opts.Port); err != nil {
-			return err
-		}
 	}
 	return nil
 }
