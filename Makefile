@@ -47,6 +47,10 @@ test-nats-cli: ## The commands of docs/submit.md with the real nats tool (builds
 test-faults: ## Kill real processes for minutes; SEED=n KILLS=n ROLLOUTS=n
 	$(GO) run ./bench/faults/cmd --seed $(SEED) --kills $(KILLS) --rollouts $(ROLLOUTS)
 
+.PHONY: test-load
+test-load: ## What real processes occupy, against their bounds (4 minutes)
+	$(GO) test -tags load -v -count 1 -timeout 15m ./bench/load
+
 .PHONY: race
 race: ## The race detector where it pays
 	$(GO) test -race -timeout 15m $(RACE_PACKAGES)
@@ -63,7 +67,7 @@ fmt-check: ## Fail if gofmt would change a file
 .PHONY: vet
 vet: ## go vet, with every build tag
 	$(GO) vet ./...
-	$(GO) vet -tags shared,natscli ./...
+	$(GO) vet -tags shared,natscli,load ./...
 
 .PHONY: units
 units: build ## Check the systemd units with systemd-analyze

@@ -13,7 +13,7 @@ func scaled(d time.Duration) time.Duration { return time.Duration(float64(d) * s
 
 // scenario F9
 func TestANATSOutageOf25SecondsAbortsNoRun(t *testing.T) {
-	r := strike(t, Config{Rollouts: 300, Scale: scale, rate: 20, script: func(ctx context.Context, p *pool, _ func(Struck)) error {
+	r := strike(t, Config{Dispatchers: 2, Engines: 2, Rollouts: 200, Scale: scale, rate: 12, script: func(ctx context.Context, p *pool, _ func(Struck)) error {
 		if err := pause(ctx, 4*time.Second); err != nil {
 			return err
 		}
@@ -22,21 +22,21 @@ func TestANATSOutageOf25SecondsAbortsNoRun(t *testing.T) {
 	if r.Silence < scaled(25*time.Second) {
 		t.Errorf("answers were at most %v apart: there was no outage", r.Silence)
 	}
-	if f := r.Figures; f.Requeued != 0 || f.Completed != 300 {
-		t.Errorf("%d rollouts were bound again and %d completed; want none and all 300: a run was aborted", f.Requeued, f.Completed)
+	if f := r.Figures; f.Requeued != 0 || f.Completed != 200 {
+		t.Errorf("%d rollouts were bound again and %d completed; want none and all 200: a run was aborted", f.Requeued, f.Completed)
 	}
 }
 
 // scenario F2
 // scenario F4
 func TestADispatcherStoppedForAMinuteDoesNoHarm(t *testing.T) {
-	r := strike(t, Config{Rollouts: 400, Scale: scale, rate: 25, script: follow([]Fault{
+	r := strike(t, Config{Engines: 2, Rollouts: 200, Scale: scale, rate: 12, script: follow([]Fault{
 		{After: 2 * time.Second, Kind: Dispatcher, N: 0, Pause: true, Down: scaled(time.Minute)},
 		{After: time.Second, Kind: Dispatcher, N: 1, Pause: true, Down: scaled(30 * time.Second)},
 		{After: time.Second, Kind: Agent, N: 1, Pause: true, Down: scaled(45 * time.Second)}, // beyond its lease
 	})})
-	if r.Pauses != 3 || r.Figures.Completed != 400 {
-		t.Errorf("%d processes were stopped and %d rollouts completed; want 3 and 400", r.Pauses, r.Figures.Completed)
+	if r.Pauses != 3 || r.Figures.Completed != 200 {
+		t.Errorf("%d processes were stopped and %d rollouts completed; want 3 and 200", r.Pauses, r.Figures.Completed)
 	}
 	if r.Figures.Requeued == 0 {
 		t.Error("nothing of the stopped agent was bound again: it was not stopped beyond its lease")
@@ -47,14 +47,14 @@ func TestADispatcherStoppedForAMinuteDoesNoHarm(t *testing.T) {
 // scenario B4
 // scenario B8
 func TestARollingRestartOfTheClusterUnderLoadLosesNothing(t *testing.T) {
-	r := strike(t, Config{Rollouts: 500, Scale: scale, rate: 25, script: func(ctx context.Context, p *pool, _ func(Struck)) error {
+	r := strike(t, Config{Dispatchers: 2, Engines: 2, Rollouts: 200, Scale: scale, rate: 12, script: func(ctx context.Context, p *pool, _ func(Struck)) error {
 		if err := pause(ctx, 3*time.Second); err != nil {
 			return err
 		}
 		return p.roll(ctx)
 	}})
-	if r.Figures.Completed != 500 {
-		t.Errorf("%d of 500 rollouts completed", r.Figures.Completed)
+	if r.Figures.Completed != 200 {
+		t.Errorf("%d of 200 rollouts completed", r.Figures.Completed)
 	}
 	if r.Silence > 10*time.Second {
 		t.Errorf("no answer came for %v: throughput must be back within 10 s", r.Silence)

@@ -246,6 +246,16 @@ func (c *Core) answer(it *item, status subjects.Status, why subjects.ResultError
 	c.emit(it.result)
 }
 
+// reject ends what can never run here: kept in DEAD, then answered.
+func (c *Core) reject(it *item, code, message string) {
+	if it.ttl > 0 {
+		c.answer(it, subjects.Rejected, subjects.ResultError{Class: subjects.ClassData, Code: code, Message: message})
+		return
+	}
+	c.byKey[it.key()] = it
+	c.bury(it, subjects.Rejected, code, message)
+}
+
 // bury keeps in DEAD what cannot be a rollout, then answers it if it has a name.
 func (c *Core) bury(it *item, status subjects.Status, code, message string) {
 	it.result = PublishResult{

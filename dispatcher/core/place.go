@@ -435,11 +435,10 @@ func (c *Core) unplaced(it *item) tried {
 	f := &it.facts
 	switch {
 	case c.rec.Outcome == policy.OutcomeTooLarge:
-		c.answer(it, subjects.Rejected, subjects.ResultError{Class: subjects.ClassData, Code: "too_large", Message: c.rec.Detail})
+		c.reject(it, "too_large", c.rec.Detail)
 		return placed
 	case c.rec.Outcome == policy.OutcomeNoneEligible && c.wrongModel(f):
-		c.answer(it, subjects.Rejected, subjects.ResultError{Class: subjects.ClassData, Code: "unknown_model",
-			Message: "model " + f.Model + " is not served in this pool: engines serve " + c.models()})
+		c.reject(it, "unknown_model", "model "+f.Model+" is not served in this pool: engines serve "+c.models())
 		return placed
 	case c.rec.Outcome == policy.OutcomeNoneEligible:
 		if q := c.queues[it.queue]; q != nil {

@@ -245,6 +245,9 @@ func TestARequestLargerThanEveryEngineIsRefusedAtOnce(t *testing.T) {
 	if got := w.Answers["j.0001"]; len(got) != 1 || got[0].Status != subjects.Rejected {
 		t.Errorf("answers are %v: want one, rejected", got)
 	}
+	if len(w.Bus.Dead) != 1 || w.Bus.Dead[0].Code != "too_large" {
+		t.Errorf("DEAD holds %v: want the refused request", w.Bus.Dead)
+	}
 }
 
 // scenario R17
