@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,6 +20,10 @@ import (
 
 func TestMain(m *testing.M) {
 	Reexec()
+	flag.Parse()
+	// The tests wait for processes most of the time, so that more of them go
+	// along than there are cores.
+	_ = flag.Set("test.parallel", "3") // a flag that is always there
 	dir, err := os.MkdirTemp("", "rollbus-faults-")
 	if err == nil {
 		err = build(dir)

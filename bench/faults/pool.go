@@ -209,7 +209,8 @@ func (p *pool) url() string {
 func (p *pool) connect(name string) (*nats.Conn, error) {
 	return nats.Connect(p.url(), nats.Name(name), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond),
 		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond), nats.ReconnectBufSize(-1), nats.Timeout(2*time.Second),
-		nats.PingInterval(time.Second), nats.MaxPingsOutstanding(2))
+		nats.PingInterval(time.Second), nats.MaxPingsOutstanding(2),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})) // lost connections are what this is about
 }
 
 func (p *pool) awaitHealthy(ctx context.Context) error {
