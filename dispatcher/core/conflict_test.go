@@ -53,3 +53,21 @@ func TestAStopDoesNotWaitForTheView(t *testing.T) {
 		t.Fatal("what waits for the view is not given back at a stop")
 	}
 }
+
+// What was decided behind a bind is bound when its answer comes, first come first.
+func TestWhatWaitsBehindABindFollowsIt(t *testing.T) {
+	c := ready(t, 1)
+	now := time.Second
+	for h := range core.Handle(4) {
+		if b := bindIn(c.Step(arrival(h+1), now)); (b != nil) != (h == 0) {
+			t.Fatalf("message %d: bind %v while another is in flight", h+1, b)
+		}
+	}
+	for n := uint64(1); n < 4; n++ {
+		id := strconv.FormatUint(n, 10)
+		b := bindIn(c.Step(core.BindAnswer{Handle: core.Handle(n), Engine: "a", Job: "j", ID: id, Bind: 1, Answer: core.OK, Seq: n, Stored: stamp}, now))
+		if want := strconv.FormatUint(n+1, 10); b == nil || b.Held.ID != want || b.Expected != n {
+			t.Fatalf("after the answer to rollout %s: %+v, want rollout %s bound behind %d", id, b, want, n)
+		}
+	}
+}

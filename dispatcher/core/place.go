@@ -299,17 +299,24 @@ func (c *Core) cancelInHand() {
 	}
 }
 
-// release frees an engine for its next bind: what was decided behind the last
-// one is decided again, on what its answer brought.
+// freeEngine frees an engine for its next bind. Of what was decided behind the
+// last one the first is decided again, on what its answer brought; if it goes
+// elsewhere, place takes the next.
 func (c *Core) freeEngine(e *engine) {
 	e.binding = nil
-	again := e.assigned
-	e.assigned = nil
 	c.refresh(e)
-	for _, it := range again {
-		c.wait(it)
+	c.again(e)
+}
+
+// again has the first of those that were decided behind a bind decided anew.
+func (c *Core) again(e *engine) bool {
+	if e.binding != nil || len(e.assigned) == 0 {
+		return false
 	}
-	c.dirty = true
+	it := e.assigned[0]
+	c.leave(it)
+	c.wait(it)
+	return true
 }
 
 const (
@@ -330,9 +337,12 @@ func (c *Core) place() {
 	c.dirty = false
 	misses := 0
 	var again []*item
-	for misses < maxMisses {
+	for misses < maxMisses && c.room() {
 		it := c.nextWaiting()
 		if it == nil {
+			if c.againSome() {
+				continue
+			}
 			break
 		}
 		c.leave(it)
@@ -345,6 +355,35 @@ func (c *Core) place() {
 		c.set(it, itemWaiting)
 		c.job(it.facts.Job).put(it)
 	}
+}
+
+// room is false while every engine that could take more has as much decided
+// behind a bind in flight as it may have: whatever is chosen now has to wait.
+func (c *Core) room() bool {
+	full := false
+	for i := range c.cands {
+		cand := &c.cands[i]
+		if cand.State != policy.Ready || cand.ReservedRequests >= cand.Window {
+			continue
+		}
+		e := c.engines[c.names[i]]
+		if e.binding == nil || len(e.assigned) < maxAssigned {
+			return true
+		}
+		full = true
+	}
+	return !full
+}
+
+// againSome is again wherever an engine is free and something was decided for it.
+func (c *Core) againSome() bool {
+	some := false
+	for _, n := range c.names {
+		if c.again(c.engines[n]) {
+			some = true
+		}
+	}
+	return some
 }
 
 // nextWaiting is the head of the most urgent lane of the job with the least share.
