@@ -162,6 +162,10 @@ func (d *Decider) try() (v verdict, err error) {
 		}
 	}()
 	r := &d.round
+	if d.s.Policy == LeastRequests {
+		r.reservedOnly() // stickiness too compares what the baseline compares
+	}
+	r.score = r.score[:0]
 	d.policy.score(r)
 	if !r.least() {
 		return verdict{}, fmt.Errorf("policy %s gave a score that is not a number", d.s.Policy)

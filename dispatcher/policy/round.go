@@ -167,6 +167,12 @@ func (r *round) inadmissible(c *Candidate) Filter {
 	return FilterNone
 }
 
+// reservedOnly makes the decision one on reservations.
+func (r *round) reservedOnly() {
+	r.basis = BasisReserved
+	r.used, r.kv, r.uncached, r.running = false, false, false, false
+}
+
 // requests is the load of a candidate in requests, on the decision's basis. An
 // engine's report can only add to what is reserved there: a sample taken before
 // the engine has looked at new work must not make it look emptier.
