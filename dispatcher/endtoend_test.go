@@ -305,3 +305,19 @@ func TestLeadersStepDownInTheMiddleAndEverythingEndsOnce(t *testing.T) { // scen
 	}
 	t.Logf("%d rollouts, %d runs", n, runs)
 }
+
+// What expired leaves nothing under an engine: the server's sequence there is 0
+// again, and the next bind finds that out.
+func TestAPoolWhoseMarkersExpiredBindsAgain(t *testing.T) {
+	b := newBench(t)
+	b.real()
+	b.agent("e1", 2, nil)
+	b.submit(request("j", "0001"))
+	b.settled(1)
+	s := must(b.js.Stream(b.ctx(), subjects.BucketStream(b.pool.Bucket(subjects.Reservations))))
+	if err := s.Purge(b.ctx()); err != nil { // the markers' TTL, without waiting for it
+		t.Fatal(err)
+	}
+	b.submit(request("j", "0002"))
+	b.settled(2)
+}

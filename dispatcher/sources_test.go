@@ -179,7 +179,7 @@ func TestQueuesAreLookedAtEverySecondAndAtOnceOnAPing(t *testing.T) {
 	}} {
 		b.submit(r)
 	}
-	b.publish("rollout.p.submit.a.nolane", "a.0009", nil, []byte("{}"))
+	b.publish("rollout.p.submit.A.normal", "a.0009", nil, []byte("{}"))
 	b.publish(b.pool.RetrySubject("b"), "b.0007#2", nil, []byte("{}"))
 	if err := b.nc.Publish(b.pool.Ping(), nil); err != nil {
 		t.Fatal(err)

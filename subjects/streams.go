@@ -71,6 +71,14 @@ func (p Pool) reservations(l Layout) jetstream.StreamConfig {
 func (p Pool) queue(l Layout, name, description, kind string, bytes int64) jetstream.StreamConfig {
 	c := l.stream(name, description, bytes)
 	c.Subjects = []string{"rollout." + p.name + "." + kind + ".>"}
+	if kind == "submit" {
+		// Lane by lane: a submit to a misspelt lane has no stream, and its
+		// publisher is told at once.
+		c.Subjects = nil
+		for _, lane := range Lanes {
+			c.Subjects = append(c.Subjects, p.Submit("*", lane))
+		}
+	}
 	c.Retention = jetstream.WorkQueuePolicy
 	c.MaxMsgSize = int32(MaxRequestBytes + maxHeaderBytes)
 	c.DenyDelete = true

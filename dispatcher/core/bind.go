@@ -118,14 +118,14 @@ func (c *Core) readmit(it *item) {
 // says that the view is still to come.
 func (c *Core) conflict(it *item, e *engine, a BindAnswer) bool {
 	switch {
-	case a.Actual != 0 && a.Actual < it.expected:
+	case a.Actual < it.expected: // 0 too: nothing stands there
 		// The last message under this engine has expired. Nothing newer exists.
 		if e.seq == it.expected {
 			e.seq = a.Actual
 		}
 	case c.stopped || e.binding != it:
-	case e.seq < a.Actual || a.Actual == 0 && e.seq == it.expected:
-		it.waitSeq, it.waitUntil = max(a.Actual, it.expected+1), c.now+c.t.ViewWait
+	case e.seq < a.Actual:
+		it.waitSeq, it.waitUntil = a.Actual, c.now+c.t.ViewWait
 		return true
 	}
 	return false

@@ -184,7 +184,7 @@ type Answer string
 // Answers.
 const (
 	OK          Answer = "ok"
-	Conflict    Answer = "conflict"    // guard moved: Actual says where to (0 = not said)
+	Conflict    Answer = "conflict"    // guard moved: Actual says where to (0 = nothing stands under the engine)
 	Busy        Answer = "busy"        // another guarded write in flight on R3
 	Duplicate   Answer = "duplicate"   // the id was seen within the window: Seq says where
 	Superseded  Answer = "superseded"  // another answer or revision was first

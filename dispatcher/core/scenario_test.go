@@ -581,3 +581,27 @@ func TestAMessageGivenBackAHundredTimesIsStillPlaced(t *testing.T) {
 	n.Start()
 	finish(t, w, time.Minute)
 }
+
+// Markers live a minute. When the last one under an engine has expired, the
+// server's sequence there falls back, to zero if nothing stands: what was seen
+// is then no guard any more, and the answer says what is.
+func TestAFleetThatWasIdleForMinutesBindsAtOnce(t *testing.T) {
+	for _, idle := range []time.Duration{30 * time.Second, 61 * time.Second, 10 * time.Minute} {
+		w := sim.New(sim.Options{Seed: 20})
+		w.AddDispatcher("d0")
+		w.AddDispatcher("d1")
+		fleet(w, 2, 4)
+		settle(w)
+		for i := range 8 {
+			w.Bus.Submit(request("j", i))
+		}
+		finish(t, w, time.Minute)
+		w.Run(idle, nil)
+		w.Bus.Submit(request("j", 100))
+		before := w.Now
+		w.Run(time.Minute, w.AllAnswered)
+		if took := w.Now - before; took > 3*time.Second {
+			t.Errorf("after %s of idleness one rollout took %s", idle, took)
+		}
+	}
+}

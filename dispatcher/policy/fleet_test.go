@@ -9,10 +9,17 @@ import (
 	"github.com/rollbus/rollbus/subjects"
 )
 
+// failer is what helpers need of a test, a benchmark or a property.
+type failer interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+}
+
 // knobs is short for the pool's knobs.
 type knobs = map[string]float64
 
-func settings(t testing.TB, name, mode string, k knobs) policy.Settings {
+func settings(t failer, name, mode string, k knobs) policy.Settings {
 	t.Helper()
 	s, err := policy.Resolve(subjects.Settings{Policy: name, Mode: mode, Knobs: k})
 	if err != nil {
@@ -21,7 +28,7 @@ func settings(t testing.TB, name, mode string, k knobs) policy.Settings {
 	return s
 }
 
-func decider(t testing.TB, name, mode string, k knobs) *policy.Decider {
+func decider(t failer, name, mode string, k knobs) *policy.Decider {
 	t.Helper()
 	d, err := policy.NewDecider(settings(t, name, mode, k))
 	if err != nil {
@@ -30,7 +37,7 @@ func decider(t testing.TB, name, mode string, k knobs) *policy.Decider {
 	return d
 }
 
-func enforcing(t testing.TB, name string, k knobs) *policy.Decider {
+func enforcing(t failer, name string, k knobs) *policy.Decider {
 	return decider(t, name, subjects.ModeEnforce, k)
 }
 

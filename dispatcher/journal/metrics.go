@@ -1,0 +1,42 @@
+package journal
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// meter counts what a Writer does. The Writer is its collector.
+type meter struct {
+	events, bytes, lostEvents, lostBatches, refused prometheus.Counter
+	all                                             []prometheus.Collector
+}
+
+func newMeter(w *Writer) *meter {
+	m := &meter{}
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Namespace: "rollbus_dispatcher", Subsystem: "journal", Name: name, Help: help})
+		m.all = append(m.all, c)
+		return c
+	}
+	m.events = counter("events_total", "Steps of the core recorded for the journal, dropped ones included.")
+	m.bytes = counter("bytes_total", "Bytes of the journal stored, compressed.")
+	m.lostEvents = counter("lost_events_total", "Recorded steps that were dropped: the journal has gaps.")
+	m.lostBatches = counter("lost_batches_total", "Batches of the journal that were dropped.")
+	m.refused = counter("refused_total", "Frames of the journal that were not stored at the first try.")
+	m.all = append(m.all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: "rollbus_dispatcher", Subsystem: "journal", Name: "queued_bytes",
+		Help: "Bytes of recorded steps that wait to be compressed and stored.",
+	}, func() float64 { return float64(w.queued.Load()) }))
+	return m
+}
+
+// Describe implements prometheus.Collector.
+func (w *Writer) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range w.meter.all {
+		c.Describe(ch)
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (w *Writer) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range w.meter.all {
+		c.Collect(ch)
+	}
+}
