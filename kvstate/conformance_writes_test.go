@@ -396,9 +396,10 @@ func answered(ctx context.Context, t testing.TB, s *Store, b Bind) (seq uint64, 
 	return seq, bound
 }
 
+// scenario F8
 func unknownBind(t *testing.T, e *env) {
 	s, line := e.remote(t, Timeout(300*time.Millisecond))
-	// Stored, but nobody hears of it; the servers restart in between.
+	// Stored, but nobody hears of it; the server restarts in between.
 	done := Bind{Held: held("unk", "a", 1), Body: []byte("x")}
 	line.LoseReplies()
 	_, err := s.Bind(t.Context(), done)
@@ -406,7 +407,7 @@ func unknownBind(t *testing.T, e *env) {
 	before, err := e.store.Reservation(t.Context(), "unk", "unk", "a")
 	must(t, err)
 	if !e.lossy {
-		e.restart(t)
+		e.restartLeader(t)
 	}
 	line.Heal()
 	seq, bound := answered(t.Context(), t, s, done)

@@ -88,6 +88,16 @@ func (e *env) ensure(t *testing.T) {
 	}, func() string { return "the pool made: " + err.Error() })
 }
 
+// restartLeader restarts the server that leads the reservations.
+func (e *env) restartLeader(t *testing.T) {
+	t.Helper()
+	if e.node != nil {
+		e.restart(t)
+		return
+	}
+	e.cluster.Leader(e.store.reservationsStream()).Restart()
+}
+
 // restart restarts every server; what a lossy one loses is made again, empty.
 func (e *env) restart(t *testing.T) {
 	t.Helper()
