@@ -97,7 +97,8 @@ func (b *bare) send(ctx context.Context, js jetstream.JetStream, ids iter.Seq[st
 	subject := b.pool.Submit(job, subjects.LaneNormal)
 	for id := range ids {
 		m := &nats.Msg{Subject: subject, Data: body, Header: nats.Header{subjects.HdrMsgID: {job + "." + id}}}
-		if _, err := js.PublishMsgAsync(m); err != nil {
+		// Waits for room like the client does.
+		if _, err := js.PublishMsgAsync(m, jetstream.WithStallWait(drainWait)); err != nil {
 			return fmt.Errorf("submit %s: %w", id, err)
 		}
 	}

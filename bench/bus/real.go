@@ -74,7 +74,6 @@ func (x *side) startBus(ctx context.Context, c Case) error {
 		if err != nil {
 			return err
 		}
-		zzD = d
 		run("dispatcher "+name, d.Run, d.Stop)
 	}
 	for from := 0; from < c.Engines; from += enginesPerAgent {
@@ -193,4 +192,3 @@ func (instant) Generate(_ context.Context, r *subjects.Request, _ engine.Run, _ 
 func (instant) Load(context.Context) (*subjects.Load, error) { return nil, nil }
 func (instant) Abort(context.Context, engine.Run) error      { return nil }
 func (instant) Close() error                                 { return nil }
-var zzD *dispatcher.Dispatcher
