@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
 	"testing"
 	"text/tabwriter"
 	"time"
@@ -34,6 +35,7 @@ const (
 	engines   = 1000
 	bound     = 20_000
 	body      = 1024
+	slots     = 20 // of an engine: of 1,000 they hold what is bound, of 50 they leave it queued
 )
 
 // figures is the table that is printed at the end.
@@ -79,7 +81,7 @@ func TestWaitingWorkIsNotInMemory(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = sim.Close() })
 	d := pool.start("dispatcher")
-	a := pool.start("agent", "--engine", "real=openai="+sim.URL())
+	a := pool.start("agent", "--engine", "real=openai="+sim.URL(), "--slots", strconv.Itoa(slots))
 	d.awaitReady(t)
 	a.awaitReady(t)
 
@@ -139,7 +141,7 @@ func (p *pool) register(n int) {
 		for i := range n {
 			e := subjects.Engine{
 				SchemaVersion: subjects.SchemaVersion, Engine: engineName(i), Agent: "load", Epoch: epoch, Kind: "openai", Model: "sim",
-				State: subjects.EngineReady, Slots: 64, Ranks: 1, CapacityTokens: &capacity, MaxModelLen: &length, Events: "none",
+				State: subjects.EngineReady, Slots: slots, Ranks: 1, CapacityTokens: &capacity, MaxModelLen: &length, Events: "none",
 			}
 			if _, err := p.store.PutEngine(p.ctx, e); err != nil {
 				return fmt.Errorf("register %s: %w", e.Engine, err)
@@ -174,7 +176,7 @@ func request(id string) *subjects.Request {
 	}
 	return &subjects.Request{
 		SchemaVersion: subjects.SchemaVersion, ID: id, Job: "load", PromptTokenIDs: prompt,
-		Sampling: subjects.SamplingParams{MaxTokens: 20_000, IgnoreEOS: true}, // none ends during the test
+		Sampling: subjects.SamplingParams{MaxTokens: 512, IgnoreEOS: true},
 	}
 }
 
@@ -208,7 +210,7 @@ func (p *pool) bind(n int) {
 		last[e], err = p.store.Bind(p.ctx, kvstate.Bind{
 			Held: subjects.Held{
 				Engine: e, Job: "load", ID: r.ID, State: subjects.StateBound, Bind: 1, Epoch: epoch, LeftMS: 3_600_000,
-				Tokens: 700, PromptTokens: len(r.PromptTokenIDs), MaxTokens: 20_000, Lane: subjects.LaneNormal, Dispatcher: "gone",
+				Tokens: 700, PromptTokens: len(r.PromptTokenIDs), MaxTokens: 512, Lane: subjects.LaneNormal, Dispatcher: "gone",
 			},
 			Expected: last[e], Body: b,
 		})
