@@ -49,18 +49,19 @@ func TestArrivalsOneByOneGoRoundEqualEngines(t *testing.T) {
 
 // scenario P2
 func TestAffinitiesSpreadOverEqualEnginesAndEachMeetsAtOne(t *testing.T) {
-	const n, keys = 8, 4000
+	const n, keys = 8, 2000
 	cs := engines(n)
 	for _, name := range policy.Policies() {
 		counts := make([]int, n)
+		d := enforcing(t, name, nil)
 		for k := range keys {
 			in := input(cs, request())
 			in.Request.Affinity = fmt.Sprint("group-", k)
 			var at [3]string
-			for d := range at {
-				in.Dispatcher = fmt.Sprint("d", d)
-				cs[k%n].LastPicked = uint64(d * k) // differs by dispatcher, and must not matter
-				at[d], _ = decide(enforcing(t, name, nil), in)
+			for i := range at {
+				in.Dispatcher = fmt.Sprint("d", i)
+				cs[k%n].LastPicked = uint64(i * k) // differs by dispatcher, and must not matter
+				at[i], _ = decide(d, in)
 			}
 			if at[0] != at[1] || at[1] != at[2] {
 				t.Fatalf("%s: one affinity meets at %v, want one engine whoever decides", name, at)
