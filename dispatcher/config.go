@@ -34,7 +34,8 @@ type Config struct {
 	// QuietDecisions publishes no decision lines.
 	QuietDecisions bool
 
-	// Recorder sees every step; nil = none.
+	// Recorder sees every step; nil = none. One that is a prometheus.Collector is
+	// served with the dispatcher's metrics.
 	Recorder Recorder
 	// Decisions is called with every decision record by the goroutine that owns
 	// the core: it must not block, and must copy what it keeps. nil = none.
@@ -140,6 +141,15 @@ func (c Config) WithDefaults() Config {
 	c.Timings = c.Timings.WithDefaults()
 	c.Limits = c.Limits.WithDefaults()
 	return c
+}
+
+// CoreConfig is the configuration of the core that New makes, for a journal.
+// It expects defaults to be filled in.
+func (c Config) CoreConfig() core.Config {
+	return core.Config{
+		Dispatcher: c.Name, Timings: c.Timings.Core, Explain: c.Explain,
+		MaxInHand: c.Limits.InHand, MaxAnswered: c.Limits.Answered,
+	}
 }
 
 // maxName leaves room for what consumer names add to it.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/rollbus/rollbus/dispatcher/core"
@@ -67,10 +68,7 @@ func New(cfg Config, nc *nats.Conn) (*Dispatcher, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("dispatcher configuration: %w", err)
 	}
-	c := core.New(core.Config{
-		Dispatcher: cfg.Name, Timings: cfg.Timings.Core, Explain: cfg.Explain,
-		MaxInHand: cfg.Limits.InHand, MaxAnswered: cfg.Limits.Answered,
-	})
+	c := core.New(cfg.CoreConfig())
 	return newDispatcher(cfg, nc, c)
 }
 
@@ -90,6 +88,11 @@ func newDispatcher(cfg Config, nc *nats.Conn, step Stepper) (*Dispatcher, error)
 		work: newMailbox[func(context.Context)](), clock: &serverClock{}, rebuilds: newRestarts(), snapshots: newSnapshots(), acquires: newAcquires(),
 		metrics: newMetrics(), looks: make(chan struct{}, 1),
 		stopping: make(chan struct{}), done: make(chan struct{}),
+	}
+	if c, ok := cfg.Recorder.(prometheus.Collector); ok {
+		if err := d.metrics.registry.Register(c); err != nil {
+			return nil, fmt.Errorf("metrics of the recorder: %w", err)
+		}
 	}
 	d.bindKey = store.Bind
 	d.owner = &owner{

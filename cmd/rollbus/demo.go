@@ -29,6 +29,7 @@ type Demo struct {
 	Dispatchers int     `default:"1" help:"Dispatchers." placeholder:"N"`
 	Policy      string  `help:"Policy instead of the recommended one." placeholder:"NAME"`
 	NoProgress  bool    `help:"No progress, only the end."`
+	journalFlag
 }
 
 // Help shows examples.
@@ -92,7 +93,7 @@ func (c *Demo) config(a *app) (demo.Config, error) {
 		cfg.Speed = min(max(1, last.Seconds()/c.Target), simengine.MaxTimeScale)
 	}
 	cfg.Local = local.Config{
-		Pool: "demo", Settings: settings, Dispatchers: c.Dispatchers, Version: programVersion(), Log: newLog(a.stderr, logging{LogLevel: "warn"}),
+		Pool: "demo", Settings: settings, Journal: c.Journal, Dispatchers: c.Dispatchers, Version: programVersion(), Log: newLog(a.stderr, logging{LogLevel: "warn"}),
 		Layout: subjects.Layout{Budget: 4 << 30},
 	}
 	for i := range c.Engines {

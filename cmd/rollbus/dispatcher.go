@@ -12,6 +12,7 @@ type Dispatcher struct {
 	layoutFlags
 	httpFlag
 	scaleFlag
+	journalFlag
 }
 
 // Help shows examples.
@@ -37,10 +38,18 @@ func (c *Dispatcher) Run(a *app) error {
 		return err
 	}
 	defer nc.Close()
-	d, err := dispatcher.New(dispatcher.Config{
+	cfg := dispatcher.Config{
 		Pool: a.opts.Pool, Name: c.Name, Version: programVersion(), Layout: c.layout(settings.Record), Log: log,
 		Timings: dispatcher.DefaultTimings().Scale(c.TimingScale),
-	}, nc)
+	}.WithDefaults()
+	if c.Journal {
+		done, err := a.journal(&cfg, nc, log)
+		if err != nil {
+			return err
+		}
+		defer done()
+	}
+	d, err := dispatcher.New(cfg, nc)
 	if err != nil {
 		return coded(exitUsage, "%w", err)
 	}

@@ -30,7 +30,7 @@ type app struct {
 type options struct {
 	Pool    string        `default:"default" short:"p" help:"Pool: one model served by interchangeable engines." placeholder:"NAME"`
 	Output  string        `default:"table" short:"o" enum:"table,wide,json,jsonl" help:"How to print data: table, wide (more columns), json or jsonl."`
-	Timeout time.Duration `default:"10s" help:"How long to wait for an answer of NATS." placeholder:"DURATION"`
+	Timeout time.Duration `default:"10s" help:"How long to wait for each answer of NATS." placeholder:"DURATION"`
 	Context string        `help:"Cluster to talk to, of those that rollbus context list names." placeholder:"NAME"`
 
 	connection `group:"Connection"`
@@ -56,6 +56,9 @@ type cli struct {
 
 	Get      Get      `cmd:"" group:"Looking" help:"List engines, rollouts, dispatchers, jobs or decisions."`
 	Describe Describe `cmd:"" group:"Looking" help:"Tell everything about one engine or rollout."`
+	Why      Why      `cmd:"" group:"Looking" help:"Tell what happened to one rollout, and why each decision fell as it did."`
+	Replay   Replay   `cmd:"" group:"Looking" help:"Re-run the decisions of dispatchers from their journals, and compare."`
+	Record   Record   `cmd:"" group:"Looking" help:"Write the journals of a pool to one file."`
 	Tap      Tap      `cmd:"" group:"Looking" help:"Follow what happens in a pool, one line each."`
 
 	PoolCmd    PoolCmd    `cmd:"" name:"pool" group:"Operating" help:"Make a pool, read or change its settings."`
@@ -141,6 +144,9 @@ func execute(ctx context.Context, args, environ []string, stdin io.Reader, stdou
 	if err != nil {
 		return err
 	}
+	if err := a.opts.check(); err != nil {
+		return err
+	}
 	return parsed.Run(a)
 }
 
@@ -195,11 +201,26 @@ func (a *app) say(format string, args ...any) { fmt.Fprintf(a.stderr, format+"\n
 
 func (a *app) pool() (subjects.Pool, error) { return subjects.NewPool(a.opts.Pool) }
 
-// within bounds one exchange with NATS by --timeout.
+// within bounds the wait for each answer of NATS by --timeout. It is for what
+// connected already: the server is up, and does not answer.
 func (a *app) within() (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(a.ctx, a.opts.Timeout,
-		coded(exitUnavailable, "NATS at %s did not answer within %v: is it up? (--timeout waits longer)", a.opts.Server, a.opts.Timeout))
+	return patient(a.ctx, a.opts.Timeout,
+		coded(exitUnavailable, "NATS at %s gave no answer for %v: its JetStream may have no leader or be overloaded (--timeout waits longer)", a.opts.Server, a.opts.Timeout))
 }
+
+// check refuses flags that no command can work with.
+func (o *options) check() error {
+	if o.Timeout < minTimeout || o.Timeout > maxTimeout {
+		return coded(exitUsage, "--timeout is %v: give %v to %v", o.Timeout, minTimeout, maxTimeout)
+	}
+	return nil
+}
+
+// Bounds of --timeout.
+const (
+	minTimeout = 10 * time.Millisecond
+	maxTimeout = 24 * time.Hour
+)
 
 func (a *app) log() *slog.Logger { return newLog(a.stderr, a.opts.logging) }
 

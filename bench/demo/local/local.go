@@ -13,6 +13,7 @@ import (
 	simengine "github.com/rollbus/rollbus/bench/engine"
 	"github.com/rollbus/rollbus/bench/engine/fakes"
 	"github.com/rollbus/rollbus/dispatcher"
+	"github.com/rollbus/rollbus/dispatcher/journal"
 	"github.com/rollbus/rollbus/kvstate"
 	"github.com/rollbus/rollbus/subjects"
 	"github.com/rollbus/rollbus/workeragent"
@@ -31,9 +32,14 @@ type Config struct {
 	DispatcherTimings dispatcher.Timings  // zero fields take the default
 	AgentTimings      workeragent.Timings // zero fields take the default
 
+	Journal bool // dispatchers record what they saw and decided
+
 	Version string
 	Log     *slog.Logger // nil = nowhere
 }
+
+// journalEnd is how long a stop waits for the journals' tails.
+const journalEnd = 3 * time.Second
 
 // Engine is one engine of the pool: simulated here, or a server elsewhere.
 type Engine struct {
@@ -59,11 +65,12 @@ type Pool struct {
 	Agent       *workeragent.Agent
 	Sims        []*fakes.Fake
 
-	cfg   Config
-	conns []*nats.Conn
-	runs  sync.WaitGroup
-	hard  context.CancelCauseFunc
-	ended chan error // of parts that ended by themselves
+	cfg      Config
+	conns    []*nats.Conn
+	journals []*journal.Writer
+	runs     sync.WaitGroup
+	hard     context.CancelCauseFunc
+	ended    chan error // of parts that ended by themselves
 }
 
 // Start starts everything and waits until every engine is registered. When it
@@ -152,10 +159,19 @@ func (p *Pool) startDispatchers(run context.Context) error {
 		if err != nil {
 			return err
 		}
-		d, err := dispatcher.New(dispatcher.Config{
+		cfg := dispatcher.Config{
 			Pool: p.cfg.Pool, Name: name, Version: p.cfg.Version, Layout: p.cfg.Layout,
 			Timings: p.cfg.DispatcherTimings, Log: p.cfg.Log,
-		}, nc)
+		}.WithDefaults()
+		if p.cfg.Journal {
+			w, err := journal.ForPool(p.Store.JS(), p.Name, cfg.CoreConfig(), p.cfg.Version, p.cfg.Log)
+			if err != nil {
+				return err
+			}
+			p.journals = append(p.journals, w)
+			cfg.Recorder = w
+		}
+		d, err := dispatcher.New(cfg, nc)
 		if err != nil {
 			return err
 		}
@@ -269,6 +285,13 @@ func (p *Pool) Stop(ctx context.Context) error {
 func (p *Pool) abort() {
 	p.hard(errStopped)
 	p.runs.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), journalEnd)
+	defer cancel()
+	for _, w := range p.journals {
+		if err := w.Close(ctx); err != nil {
+			p.cfg.Log.Warn("the journal's tail is missing", "err", err)
+		}
+	}
 	for _, nc := range p.conns {
 		nc.Close()
 	}

@@ -1,0 +1,270 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/rollbus/rollbus/dispatcher"
+	"github.com/rollbus/rollbus/dispatcher/core"
+	"github.com/rollbus/rollbus/dispatcher/journal"
+	"github.com/rollbus/rollbus/subjects"
+)
+
+// journalFlag is whether dispatchers keep a journal.
+type journalFlag struct {
+	Journal bool `default:"true" negatable:"" help:"Record what dispatchers saw and decided, for replay and why."`
+}
+
+// journalTail is how long a stop waits for the end of the journal.
+const journalTail = 3 * time.Second
+
+// journal makes a dispatcher's configuration record; done ends it after Run.
+func (a *app) journal(cfg *dispatcher.Config, nc *nats.Conn, log *slog.Logger) (done func(), err error) {
+	pool, err := a.pool()
+	if err != nil {
+		return nil, err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	w, err := journal.ForPool(js, pool, cfg.CoreConfig(), cfg.Version, log)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Recorder = w
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), journalTail)
+		defer cancel()
+		if err := w.Close(ctx); err != nil {
+			log.Warn("the journal's tail is missing", "err", err)
+		}
+	}, nil
+}
+
+// journalSource says where journals are read from.
+type journalSource struct {
+	Dispatcher string `short:"d" help:"Only this dispatcher's." placeholder:"NAME"`
+	File       string `type:"existingfile" help:"A bundle that rollbus record wrote, instead of the pool." placeholder:"FILE"`
+}
+
+// read collects the journals; what cannot be read is said, the rest is returned.
+func (s journalSource) read(a *app) ([]*journal.Journal, []error, error) {
+	var frames iter.Seq2[[]byte, error]
+	if s.File != "" {
+		b, err := os.ReadFile(s.File)
+		if err != nil {
+			return nil, nil, coded(exitUsage, "%w", err)
+		}
+		if _, frames, err = journal.ReadBundle(bytes.NewReader(b)); err != nil {
+			return nil, nil, coded(exitUsage, "%s: %w", s.File, err)
+		}
+	} else {
+		pool, err := a.pool()
+		if err != nil {
+			return nil, nil, err
+		}
+		nc, err := a.connect()
+		if err != nil {
+			return nil, nil, err
+		}
+		defer nc.Close()
+		if frames, err = a.journalFrames(nc, pool, s.Dispatcher); err != nil {
+			return nil, nil, err
+		}
+	}
+	all, problems := journal.Split(frames)
+	var out []*journal.Journal
+	for _, j := range all {
+		if s.Dispatcher == "" || j.Dispatcher == s.Dispatcher {
+			out = append(out, j)
+		}
+	}
+	if len(out) == 0 {
+		if len(problems) > 0 {
+			return nil, problems, coded(exitNo, "no journal can be read: %w", errors.Join(problems...))
+		}
+		return nil, nil, coded(exitNotFound, "pool %s has no journal of such a dispatcher: is it started with --no-journal, or its name another?", a.opts.Pool)
+	}
+	return out, problems, nil
+}
+
+// journalFrames yields what the stream holds now, in order.
+func (a *app) journalFrames(nc *nats.Conn, pool subjects.Pool, of string) (iter.Seq2[[]byte, error], error) {
+	filter := pool.JournalSubject(">")
+	if of != "" {
+		if err := subjects.CheckToken("dispatcher", of); err != nil {
+			return nil, coded(exitUsage, "%w", err)
+		}
+		filter = pool.JournalSubject(of)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := a.within()
+	defer cancel()
+	cons, err := js.OrderedConsumer(ctx, pool.Journal(), jetstream.OrderedConsumerConfig{FilterSubjects: []string{filter}})
+	if err != nil {
+		return nil, a.noPool(fmt.Errorf("read stream %s: %w", pool.Journal(), err))
+	}
+	return func(yield func([]byte, error) bool) {
+		for pending := cons.CachedInfo().NumPending; pending > 0; {
+			ctx, cancel := a.within()
+			m, err := cons.Next(jetstream.FetchContext(ctx))
+			cancel()
+			if err != nil {
+				yield(nil, fmt.Errorf("read stream %s: %w", pool.Journal(), err))
+				return
+			}
+			if meta, err := m.Metadata(); err == nil {
+				pending = meta.NumPending
+			}
+			if !yield(m.Data(), nil) {
+				return
+			}
+		}
+	}, nil
+}
+
+// Replay re-runs decisions.
+type Replay struct {
+	journalSource
+	Verify bool `help:"Compare every decision and effect, stop at the first difference. It is what happens without --step, too."`
+	Step   bool `help:"Print every event and what was decided, one JSON object a line."`
+}
+
+// Help shows examples.
+func (Replay) Help() string {
+	return `Examples:
+  rollbus replay --verify
+  rollbus replay --pool math --dispatcher d1 --verify -o json
+  rollbus replay --file math.bundle --step
+Exit 0 when nothing differs, 1 when something does or could not be compared.`
+}
+
+// stepLine is one line of --step.
+type stepLine struct {
+	Dispatcher string          `json:"dispatcher"`
+	Event      uint64          `json:"event"`
+	AtS        float64         `json:"at_s"`
+	Type       string          `json:"type"`
+	Body       core.Event      `json:"body"`
+	Decisions  []core.Decision `json:"decisions,omitempty"`
+	Effects    int             `json:"effects"`
+}
+
+var replayHead = []string{"DISPATCHER", "START", ">EVENTS", ">DECISIONS", ">DIFFERENCES", "TAIL", "+PROGRAM", "NOTE"}
+
+// Run replays each journal.
+func (c Replay) Run(a *app) error {
+	journals, problems, err := c.read(a)
+	if err != nil {
+		return err
+	}
+	p := a.printer()
+	ok := len(problems) == 0
+	for _, e := range problems {
+		a.say("rollbus: %v", e)
+	}
+	reports := make([]*journal.Report, 0, len(journals))
+	for _, j := range journals {
+		o := journal.ReplayOptions{Explain: c.Step}
+		if c.Step {
+			o.Step = func(s *journal.Step, effects []core.Effect) error {
+				if err := a.ctx.Err(); err != nil {
+					return err
+				}
+				return p.line(stepLine{j.Dispatcher, s.N, s.Now.Seconds(), journal.Name(s.Event), s.Event, journal.Decisions(effects), len(effects)})
+			}
+		}
+		rep, err := journal.Replay(j, o)
+		if err != nil && rep != nil {
+			return err
+		}
+		if err != nil {
+			rep = &journal.Report{Dispatcher: j.Dispatcher, Start: j.Start, CoreHere: core.Version, Incomplete: err.Error(), TailMissing: !j.Ended}
+		}
+		ok = ok && rep.OK()
+		reports = append(reports, rep)
+	}
+	if !c.Step {
+		if err := list(p, replayHead, reports, replayRow); err != nil {
+			return err
+		}
+	}
+	if !ok {
+		for _, r := range reports {
+			if d := r.First; d != nil {
+				a.say("%s differs at event %d (%s, %.3f s): %s", r.Dispatcher, d.Event, d.Type, d.AtS, d.What)
+			}
+		}
+		return &codedError{exitNo, errSaid}
+	}
+	return nil
+}
+
+func replayRow(r *journal.Report) []string {
+	tail, note := "whole", r.Incomplete
+	if r.TailMissing {
+		tail = "open"
+	}
+	if r.First != nil {
+		note = r.First.What
+	}
+	if r.Core != r.CoreHere && r.Core != 0 {
+		note = fmt.Sprintf("recorded by core %d, replayed by core %d; %s", r.Core, r.CoreHere, note)
+	}
+	return []string{r.Dispatcher, r.Start, number(int(r.Events)), number(int(r.Decisions)), number(r.Differences), tail, dash(r.Program), dash(note)}
+}
+
+// Record writes a bundle.
+type Record struct {
+	Dispatcher string `short:"d" help:"Only this dispatcher's." placeholder:"NAME"`
+	Out        string `required:"" type:"path" help:"File to write; it must not exist." placeholder:"FILE"`
+}
+
+// Help shows examples.
+func (Record) Help() string {
+	return `Examples:
+  rollbus record --pool math --out math.bundle
+Prompts are in it as the hashes of their blocks only.`
+}
+
+// Run writes what the stream holds now.
+func (c Record) Run(a *app) (err error) {
+	pool, err := a.pool()
+	if err != nil {
+		return err
+	}
+	nc, err := a.connect()
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	frames, err := a.journalFrames(nc, pool, c.Dispatcher)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Clean(c.Out), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return coded(exitUsage, "%w (give another --out)", err)
+	}
+	s, err := journal.WriteBundle(f, journal.Manifest{Pool: pool.String(), Program: programVersion(), Made: time.Now().UTC().Format(time.RFC3339)}, frames)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(err, os.Remove(c.Out))
+	}
+	return a.printer().one(s, func() error {
+		return a.printer().fields("file", c.Out, "frames", number(s.Frames), "bytes", fmt.Sprint(s.Bytes), "sha256", s.SHA256)
+	})
+}
