@@ -175,7 +175,7 @@ func (cfg Config) one(ctx context.Context, c Case) (r Result, err error) {
 		Payload: c.Payload, Dispatchers: c.Dispatchers, Engines: c.Engines,
 	}
 	for _, s := range []*side{bare, bus} {
-		if _, err := s.saturate(ctx, warm); err != nil {
+		if _, err := s.saturate(ctx, warm); err != nil && !errors.Is(err, errNothing) {
 			return r, fmt.Errorf("warm up %s: %w", s.name, err)
 		}
 	}

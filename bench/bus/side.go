@@ -98,6 +98,9 @@ func (x *side) next(ctx context.Context) (string, bool) {
 	}
 }
 
+// errNothing says that a slice was over before the first answer came.
+var errNothing = errors.New("nothing was answered in the time of a turn")
+
 // turn is what one slice came to.
 type turn struct {
 	n   int64
@@ -128,7 +131,7 @@ func (x *side) saturate(ctx context.Context, length time.Duration) (turn, error)
 		err = x.drain(ctx)
 	}
 	if err == nil && t.n == 0 {
-		err = errors.New("nothing was answered")
+		err = errNothing
 	}
 	return t, err
 }
