@@ -59,6 +59,7 @@ func (a *app) exists(ctx context.Context, js jetstream.JetStream, pool subjects.
 	if _, err := js.Stream(ctx, pool.Rollouts()); err != nil {
 		return a.noPool(err)
 	}
+	heard(ctx)
 	return nil
 }
 
@@ -301,5 +302,6 @@ func (l *look) depths(stream, filter string) (map[string]uint64, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read stream %s: %w", stream, err)
 	}
+	heard(l.ctx)
 	return info.State.Subjects, nil
 }

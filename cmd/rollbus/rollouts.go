@@ -146,6 +146,7 @@ func (l *look) queued(stream, filter, state string, limit int) (rows []rolloutRo
 	}
 	for seq := uint64(1); ; seq++ {
 		m, err := s.GetMsg(l.ctx, seq, jetstream.WithGetMsgSubject(filter))
+		heard(l.ctx) // silence has ended the context by now
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
 			return rows, false, nil
 		}

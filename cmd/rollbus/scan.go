@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -20,9 +22,35 @@ func latest(ctx context.Context, js jetstream.JetStream, stream, filter string, 
 			yield(nil, fmt.Errorf("read stream %s: %w", stream, err))
 			return
 		}
-		for pending := cons.CachedInfo().NumPending; pending > 0; {
-			m, err := cons.Next(jetstream.FetchContext(ctx))
+		heard(ctx)
+		pending := cons.CachedInfo().NumPending
+		if pending == 0 {
+			return
+		}
+		// Messages asks for many at once; Next of the consumer would make a
+		// consumer anew for each.
+		msgs, err := cons.Messages()
+		if err != nil {
+			yield(nil, fmt.Errorf("read stream %s: %w", stream, err))
+			return
+		}
+		defer msgs.Stop()
+		for quiet := false; pending > 0; {
+			try, cancel := context.WithTimeout(ctx, quietScan)
+			m, err := msgs.Next(jetstream.NextContext(try))
+			cancel()
+			if err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+				// What was counted may have been deleted since.
+				info, infoErr := cons.Info(ctx)
+				if infoErr == nil && info.NumPending == 0 && quiet {
+					return
+				}
+				quiet = infoErr == nil && info.NumPending == 0
+				continue
+			}
 			if err == nil {
+				quiet = false
+				heard(ctx)
 				var meta *jetstream.MsgMetadata
 				if meta, err = m.Metadata(); err == nil {
 					pending = meta.NumPending
@@ -38,6 +66,10 @@ func latest(ctx context.Context, js jetstream.JetStream, stream, filter string, 
 		}
 	}
 }
+
+// quietScan is how long a scan waits for a message before it asks whether
+// there still is one.
+const quietScan = 500 * time.Millisecond
 
 // following yields what latest yields, then what is stored after that, until
 // ctx ends; caught is called once when everything that was there has been yielded.
@@ -70,6 +102,7 @@ func following(ctx context.Context, js jetstream.JetStream, stream string, filte
 				}
 				return
 			}
+			heard(ctx)
 			if !yield(m, nil) {
 				return
 			}

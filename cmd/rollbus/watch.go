@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -67,7 +68,10 @@ func (a *app) lookingOn(every time.Duration, f func(*look) error) error {
 		if err := a.exists(ctx, l.js, pool); err != nil {
 			return err
 		}
-		return a.noPool(f(l))
+		if err := f(l); err == nil || ctx.Err() == nil || a.ctx.Err() != nil {
+			return a.noPool(err)
+		}
+		return context.Cause(ctx)
 	}
 	for first, failing := true, false; ; first = false {
 		err := once()
