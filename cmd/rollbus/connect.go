@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -72,13 +73,11 @@ func (a *app) connect() (*nats.Conn, error) {
 	if err == nil {
 		return nc, nil
 	}
-	if errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired) {
-		return nil, coded(exitAuth, "NATS at %s refuses the credentials: %w (give --creds, --nkey, --user or --token)", a.opts.Server, err)
-	}
-	return nil, coded(exitUnavailable, "cannot reach NATS at %s: %w (start one with `rollbus up`, or name another with --server)", a.opts.Server, err)
+	return nil, a.unreached(err, "start one with `rollbus up`, or name another with --server")
 }
 
-// connectDaemon never gives up: a daemon outlives NATS, and may start before it.
+// connectDaemon never gives up: a daemon outlives NATS. Whether NATS is there at
+// the start is for reached to say.
 func (a *app) connectDaemon(name string) (*nats.Conn, error) {
 	o, err := a.opts.options()
 	if err != nil {
@@ -96,6 +95,39 @@ func (a *app) connectDaemon(name string) (*nats.Conn, error) {
 		return nil, fmt.Errorf("connect to NATS at %s: %w", a.opts.Server, err)
 	}
 	return nc, nil
+}
+
+// reached waits for a daemon's first connection by --timeout, so that one that
+// needs NATS to begin says what is wrong and leaves trying again to its
+// supervisor.
+func (a *app) reached(nc *nats.Conn) error {
+	change := nc.StatusChanged(nats.CONNECTED, nats.CLOSED)
+	defer nc.RemoveStatusListener(change)
+	late := time.NewTimer(a.opts.Timeout)
+	defer late.Stop()
+	for !nc.IsConnected() {
+		select {
+		case <-change:
+			if !nc.IsClosed() {
+				continue
+			}
+		case <-late.C:
+		case <-a.ctx.Done():
+			return fmt.Errorf("%w before NATS at %s was reached", errInterrupted, a.opts.Server)
+		}
+		if !nc.IsConnected() {
+			return a.unreached(cmp.Or(nc.LastError(), nats.ErrNoServers), "start NATS, or name another with --server; --timeout waits longer")
+		}
+	}
+	return nil
+}
+
+// unreached tells a NATS that is away from one that refuses the credentials.
+func (a *app) unreached(err error, next string) error {
+	if errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired) {
+		return coded(exitAuth, "NATS at %s refuses the credentials: %w (give --creds, --nkey, --user or --token)", a.opts.Server, err)
+	}
+	return coded(exitUnavailable, "cannot reach NATS at %s: %w (%s)", a.opts.Server, err, next)
 }
 
 // store opens the pool on a tool's connection. The caller closes it with done.

@@ -38,6 +38,9 @@ func (c *Dispatcher) Run(a *app) error {
 		return err
 	}
 	defer nc.Close()
+	if err := a.reached(nc); err != nil {
+		return err
+	}
 	cfg := dispatcher.Config{
 		Pool: a.opts.Pool, Name: c.Name, Version: programVersion(), Layout: c.layout(settings.Record), Log: log,
 		Timings: dispatcher.DefaultTimings().Scale(c.TimingScale),

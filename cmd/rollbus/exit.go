@@ -68,7 +68,7 @@ func exitCode(err error) int {
 	case is(kvstate.ErrGone, jetstream.ErrStreamNotFound, jetstream.ErrBucketNotFound, jetstream.ErrKeyNotFound,
 		jetstream.ErrMsgNotFound, jetstream.ErrConsumerNotFound):
 		return exitNotFound
-	case is(nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, nats.ErrConnectionClosed, nats.ErrDisconnected,
+	case is(nats.ErrNoServers, nats.ErrReconnectBufExceeded, nats.ErrTimeout, nats.ErrNoResponders, nats.ErrConnectionClosed, nats.ErrDisconnected,
 		jetstream.ErrJetStreamNotEnabled, jetstream.ErrNoStreamResponse, kvstate.ErrUnavailable, kvstate.ErrUnknown,
 		client.ErrUnavailable, client.ErrUnknown, client.ErrBackpressure,
 		context.DeadlineExceeded):
