@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -182,6 +181,7 @@ func (r *reading) mark(ctx context.Context) error {
 		if err := r.store.Received(ctx, t); err != nil && !errors.Is(err, kvstate.ErrSuperseded) {
 			return fmt.Errorf("mark %s received: %w (it was printed and stays unread)", t.Key(), err)
 		}
+		heard(ctx)
 	}
 	r.taken = nil
 	return nil
@@ -224,48 +224,4 @@ func oneLine(s string, most int) string {
 		return string(r[:most-1]) + "…"
 	}
 	return s
-}
-
-// await prints the answers of what was submitted as they come, and says no
-// unless all of them are samples.
-func (s *submission) await() error {
-	want := map[string]bool{}
-	var filters []string
-	for _, r := range s.reqs {
-		want[subjects.RolloutKey(r.Job, r.ID)] = true
-		if f := s.pool.ResultFilter(r.Job, r.Reader); !slices.Contains(filters, f) {
-			filters = append(filters, f)
-		}
-	}
-	r := &reading{a: s.a, pool: s.pool, store: s.store, out: s.a.printer(), stream: true, receive: true}
-	bad := 0
-	for m, err := range following(s.a.ctx, s.js, s.pool.Results(), filters, func() bool { return true }) {
-		if err != nil {
-			return s.a.noPool(err)
-		}
-		job, _, id, ok := s.pool.ParseResultSubject(m.Subject())
-		if !ok || !want[subjects.RolloutKey(job, id)] {
-			continue
-		}
-		delete(want, subjects.RolloutKey(job, id))
-		if _, err := r.take(s.a.ctx, m); err != nil {
-			return err
-		}
-		var head struct {
-			Status subjects.Status `json:"status"`
-		}
-		if len(m.Data()) > 0 && (json.Unmarshal(m.Data(), &head) != nil || !head.Status.Sample()) {
-			bad++
-		}
-		if len(want) == 0 {
-			break
-		}
-	}
-	switch {
-	case len(want) > 0:
-		return fmt.Errorf("%w with %d answers missing: they come all the same, read them with `rollbus results`", errInterrupted, len(want))
-	case bad > 0:
-		return coded(exitNo, "%d of %d rollouts ended without a sample", bad, len(s.reqs))
-	}
-	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go/jetstream"
@@ -24,23 +25,24 @@ import (
 type Submit struct {
 	File string `arg:"" optional:"" help:"JSON Lines, one request each; - is standard input."`
 
-	Job         string   `short:"j" help:"Job of requests that name none." placeholder:"NAME"`
-	Prompt      string   `help:"Submit this prompt instead of a file." placeholder:"TEXT"`
-	N           int      `short:"n" default:"1" help:"Samples of --prompt, as one group." placeholder:"N"`
-	MaxTokens   int      `default:"128" help:"Output tokens of --prompt, at most." placeholder:"N"`
-	Temperature *float64 `help:"Sampling temperature of --prompt." placeholder:"T"`
-	Seed        *int64   `help:"Sampling seed of --prompt; sample k of a group gets seed + k." placeholder:"N"`
-	Model       string   `help:"Model of requests that name none." placeholder:"NAME"`
-	ID          string   `name:"id" help:"Id of --prompt; without one it is drawn. Repeating an id never runs it twice." placeholder:"ID"`
-	Reader      string   `help:"Which process of the job reads the answers." placeholder:"NAME"`
-	Wait        bool     `short:"w" help:"Wait for the answers and print them; exit 1 unless all are samples."`
-	Concurrency int      `default:"64" help:"Requests on their way to NATS at once." placeholder:"N"`
+	Job         string        `short:"j" help:"Job of requests that name none." placeholder:"NAME"`
+	Prompt      *string       `help:"Submit this prompt instead of a file." placeholder:"TEXT"`
+	N           int           `short:"n" default:"1" help:"Samples of --prompt, as one group." placeholder:"N"`
+	MaxTokens   int           `default:"128" help:"Output tokens of --prompt, at most." placeholder:"N"`
+	Temperature *float64      `help:"Sampling temperature of --prompt." placeholder:"T"`
+	Seed        *int64        `help:"Sampling seed of --prompt; sample k of a group gets seed + k." placeholder:"N"`
+	Model       string        `help:"Model of requests that name none." placeholder:"NAME"`
+	ID          string        `name:"id" help:"Id of --prompt; without one it is drawn. Repeating an id never runs it twice." placeholder:"ID"`
+	Reader      string        `help:"Which process of the job reads the answers." placeholder:"NAME"`
+	Wait        bool          `short:"w" help:"Wait for the answers and print them; exit 1 unless all are samples."`
+	For         time.Duration `help:"With --wait: end with exit code 5 after this long, whatever is missing then; 0 = no limit." placeholder:"DURATION"`
+	Concurrency int           `default:"64" help:"Requests on their way to NATS at once." placeholder:"N"`
 }
 
 // Help shows examples.
 func (Submit) Help() string {
 	return `Examples:
-  rollbus submit --prompt "2+2=" --wait
+  rollbus submit --prompt "2+2=" --wait --for 1m
   rollbus submit --job math --prompt "2+2=" -n 8
   rollbus submit rollouts.jsonl
   generate | rollbus submit --job math -
@@ -56,13 +58,29 @@ const maxLine = 2 * subjects.MaxRequestBytes
 // maxSaid is how many bad lines are printed before the rest is only counted.
 const maxSaid = 20
 
+// check refuses flags that do not go together.
+func (c *Submit) check() error {
+	switch {
+	case c.File != "" && c.Prompt != nil:
+		return coded(exitUsage, "submit: a FILE and --prompt: give one of them, not both")
+	case c.File == "" && c.Prompt == nil:
+		return coded(exitUsage, "submit: give a FILE (- is standard input) or --prompt, see `rollbus submit --help`")
+	case c.Prompt != nil && *c.Prompt == "":
+		return coded(exitUsage, "submit: --prompt: the prompt is empty, give it at least one character")
+	case c.N < 1 || c.N > 1024 || c.Concurrency < 1 || c.Concurrency > 4096:
+		return coded(exitUsage, "submit: --n must be 1 to 1024, --concurrency 1 to 4096")
+	case c.For < 0:
+		return coded(exitUsage, "submit: --for is %v: give a positive duration, or 0 for no limit", c.For)
+	case c.For > 0 && !c.Wait:
+		return coded(exitUsage, "submit: --for needs --wait: without it nothing is waited for")
+	}
+	return nil
+}
+
 // Run sends them and prints where each was stored, or its answer.
 func (c *Submit) Run(a *app) error {
-	if (c.File == "") == (c.Prompt == "") {
-		return coded(exitUsage, "submit: give a FILE (- is standard input) or --prompt, see `rollbus submit --help`")
-	}
-	if c.N < 1 || c.N > 1024 || c.Concurrency < 1 || c.Concurrency > 4096 {
-		return coded(exitUsage, "submit: --n must be 1 to 1024, --concurrency 1 to 4096")
+	if err := c.check(); err != nil {
+		return err
 	}
 	if c.File != "" && c.File != "-" {
 		if _, err := c.checkFile(a); err != nil {
@@ -89,7 +107,7 @@ func (c *Submit) Run(a *app) error {
 		return err
 	}
 	if c.Wait {
-		return job.await()
+		return job.await(c.For)
 	}
 	return nil
 }
@@ -206,7 +224,7 @@ func (c *Submit) fromFlags() ([]*subjects.Request, error) {
 	out := make([]*subjects.Request, 0, c.N)
 	for k := range c.N {
 		r := &subjects.Request{
-			SchemaVersion: subjects.SchemaVersion, Job: job, ID: id, Model: c.Model, Prompt: c.Prompt, Reader: c.Reader,
+			SchemaVersion: subjects.SchemaVersion, Job: job, ID: id, Model: c.Model, Prompt: *c.Prompt, Reader: c.Reader,
 			Sampling: subjects.SamplingParams{MaxTokens: c.MaxTokens, Temperature: c.Temperature},
 		}
 		if c.Seed != nil {
@@ -233,7 +251,7 @@ type submission struct {
 	store *kvstate.Store
 
 	mu   sync.Mutex
-	reqs []*subjects.Request // what --wait waits for: names only
+	sent []client.Handle // what --wait waits for
 }
 
 func (s *submission) send(c *Submit) error {
@@ -249,14 +267,14 @@ func (s *submission) send(c *Submit) error {
 			}
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			s.reqs = append(s.reqs, &subjects.Request{Job: r.Job, ID: r.ID, Reader: r.ReaderOrDefault()})
+			s.sent = append(s.sent, h)
 			if c.Wait {
 				return nil
 			}
 			return s.a.printer().stored(h)
 		})
 	}
-	if c.Prompt != "" {
+	if c.Prompt != nil {
 		reqs, err := c.fromFlags()
 		if err != nil {
 			return err
@@ -271,8 +289,9 @@ func (s *submission) send(c *Submit) error {
 		return err
 	}
 	defer done()
-	bad := 0
+	bad, lines := 0, 0
 	err = eachLine(r, func(n int, line []byte) error {
+		lines++
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -291,7 +310,10 @@ func (s *submission) send(c *Submit) error {
 	if err != nil {
 		return coded(exitUsage, "%s: %w", c.File, err)
 	}
-	s.a.say("%d rollouts submitted to pool %s", len(s.reqs), s.pool)
+	if lines == 0 {
+		return coded(exitUsage, "%s: no line in it: give one JSON request a line", c.File)
+	}
+	s.a.say("%d rollouts submitted to pool %s", len(s.sent), s.pool)
 	if bad > 0 {
 		return coded(exitUsage, "%s: %d lines cannot be rollouts and were not sent", c.File, bad)
 	}
