@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"math"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -30,9 +31,14 @@ const maxOccupancy = 0.999
 func (p *projectedTime) score(r *round) {
 	out := r.grow()
 	r.load = growTo(r.load, len(out))
+	r.leastLoad = math.MaxFloat64
 	for k, i := range r.adm {
 		t := r.times(&r.in.Candidates[i])
-		out[k], r.load[k] = t.all(), t.load()
+		load := t.load()
+		out[k], r.load[k] = load+t.prefill, load
+		if load < r.leastLoad {
+			r.leastLoad = load
+		}
 	}
 }
 
@@ -44,8 +50,12 @@ func (r *round) times(c *Candidate) times {
 	} else {
 		t.queue, t.active = r.reservedWork(c, decode, prefill)
 	}
-	t.prefill = max(0, float64(r.in.Request.PromptTokens)-r.credit(c)) / prefill
-	t.barrier = r.barrier(c)
+	if left := float64(r.in.Request.PromptTokens) - r.credit(c); left > 0 {
+		t.prefill = left / prefill
+	}
+	if r.capacity {
+		t.barrier = r.barrier(c)
+	}
 	return t
 }
 
@@ -68,32 +78,41 @@ func (r *round) rates(c *Candidate) (decode, prefill float64) {
 }
 
 func bounded(own, reference, bound float64) float64 {
-	if !(own > 0) {
+	switch {
+	case !(own > 0):
 		return reference
+	case own > float64(reference*bound):
+		return float64(reference * bound)
+	case float64(own*bound) < reference:
+		return reference / bound
 	}
-	return min(max(own, reference/bound), float64(reference*bound))
+	return own
 }
 
 // output is what one request of this engine is expected to make: the mean of
-// what is reserved there, else this request's own.
+// what is reserved there, else this request's own; at least 1.
 func (r *round) output(c *Candidate) float64 {
+	n := float64(r.in.Request.ExpectedTokens)
 	if c.ReservedRequests > 0 && c.ReservedPromptTokens > 0 {
-		return max(1, float64(c.ReservedTokens-c.ReservedPromptTokens)/float64(c.ReservedRequests))
+		n = float64(c.ReservedTokens-c.ReservedPromptTokens) / float64(c.ReservedRequests)
 	}
-	return float64(max(1, r.in.Request.ExpectedTokens))
+	if n < 1 {
+		return 1
+	}
+	return n
 }
 
 func (r *round) observedWork(c *Candidate, decode, prefill float64) (queue, active float64) {
 	o := c.Observed
 	output := r.output(c)
 	// What is reserved and not yet seen by the engine waits too.
-	hidden := max(0, c.ReservedRequests-o.Running-o.Waiting-o.NewerRequests)
-	tokens := float64(float64(o.Waiting+hidden)*output) + float64(max(0, o.NewerTokens-o.NewerPrefillTokens))
+	waiting := o.Waiting + max(0, c.ReservedRequests-o.Running-o.Waiting-o.NewerRequests)
+	tokens := float64(float64(waiting)*output) + float64(max(0, o.NewerTokens-o.NewerPrefillTokens))
 	prompts := float64(o.NewerPrefillTokens)
 	if r.uncached {
 		prompts += float64(o.WaitingUncachedTokens)
-	} else if c.ReservedRequests > 0 {
-		prompts += float64(float64(o.Waiting+hidden) * (float64(c.ReservedPromptTokens) / float64(c.ReservedRequests)))
+	} else if waiting > 0 && c.ReservedRequests > 0 {
+		prompts += float64(waiting) * float64(c.ReservedPromptTokens) / float64(c.ReservedRequests)
 	}
 	queue = tokens/decode + prompts/prefill
 	active = float64(float64(o.Running)*float64(output*r.s.ActiveShare)) / decode
@@ -105,9 +124,12 @@ func (r *round) reservedWork(c *Candidate, decode, prefill float64) (queue, acti
 	if c.ReservedRequests <= 0 {
 		return 0, 0
 	}
-	runs := min(1, float64(max(0, c.Slots))/float64(c.ReservedRequests))
+	runs := 1.0
+	if c.Slots < c.ReservedRequests {
+		runs = float64(max(0, c.Slots)) / float64(c.ReservedRequests)
+	}
 	prompts := float64(c.ReservedPromptTokens)
-	output := max(0, float64(c.ReservedTokens)-prompts)
+	output := float64(max(0, c.ReservedTokens-c.ReservedPromptTokens))
 	queue = float64(output*(1-runs))/decode + float64(prompts*(1-runs))/prefill
 	active = float64(output*float64(runs*r.s.ActiveShare)) / decode
 	return queue, active
@@ -118,22 +140,29 @@ func (r *round) credit(c *Candidate) float64 {
 	if r.basis != BasisEngine || !c.MatchKnown || c.MatchApproximate && !r.s.ApproximateCredit {
 		return 0
 	}
-	return float64(c.MatchGPU) + float64(r.s.CreditCPU*float64(c.MatchCPU)) + float64(r.s.CreditSSD*float64(c.MatchSSD))
+	n := float64(c.MatchGPU)
+	if c.MatchCPU|c.MatchSSD != 0 {
+		n += float64(r.s.CreditCPU*float64(c.MatchCPU)) + float64(r.s.CreditSSD*float64(c.MatchSSD))
+	}
+	return n
 }
 
 // barrier keeps work from an engine whose KV is nearly full. It needs every
-// candidate's capacity, or the fullest rank's usage of all.
+// candidate's capacity; the fullest rank's usage counts when all tell it.
 func (r *round) barrier(c *Candidate) float64 {
-	if !r.capacity {
-		return 0
-	}
 	own := float64(r.in.Request.PromptTokens + max(0, r.in.Request.ExpectedTokens))
-	capacity := float64(c.CapacityTokens)
-	k := (float64(r.tokens(c)) + own) / capacity
+	k := (float64(r.tokens(c)) + own) / float64(c.CapacityTokens)
 	if r.kv {
-		k = max(k, c.Observed.KVUsageWorst+own/float64(c.rankCapacity()))
+		if worst := c.Observed.KVUsageWorst + float64(own*float64(max(1, c.Ranks)))/float64(c.CapacityTokens); worst > k {
+			k = worst
+		}
 	}
-	k = min(max(0, k), maxOccupancy)
+	switch {
+	case k <= 0:
+		return 0
+	case k > maxOccupancy:
+		k = maxOccupancy
+	}
 	return float64(r.s.Barrier*k) / (1 - k)
 }
 
@@ -142,8 +171,7 @@ func (p *projectedTime) pick(r *round) (int, Reason) {
 	if r.basis != BasisEngine {
 		return k, ReasonNoTelemetry
 	}
-	least := leastOf(r.load)
-	if r.load[k] > r.limit(least) && r.credit(&r.in.Candidates[r.adm[k]]) > 0 {
+	if r.load[k] > r.limit(r.leastLoad) && r.credit(&r.in.Candidates[r.adm[k]]) > 0 {
 		return k, ReasonPrefixCredit
 	}
 	return k, ReasonLeastTime
@@ -152,21 +180,12 @@ func (p *projectedTime) pick(r *round) (int, Reason) {
 // limit is up to where a time is as good as the best.
 func (r *round) limit(best float64) float64 { return best + float64(best*r.s.TieRatio) }
 
-func leastOf(values []float64) float64 {
-	least := values[0]
-	for _, v := range values[1:] {
-		least = min(least, v)
-	}
-	return least
-}
-
 // escape takes the load-only winner when the winner's load is out of proportion.
 func (p *projectedTime) escape(r *round, k int) (int, bool) {
-	least := leastOf(r.load)
-	if r.load[k] <= float64(r.s.EscapeRatio*least)+r.s.EscapeFloor {
+	if r.load[k] <= float64(r.s.EscapeRatio*r.leastLoad)+r.s.EscapeFloor {
 		return k, false
 	}
-	return r.tie(r.load, r.limit(least)), true
+	return r.tie(r.load, r.limit(r.leastLoad)), true
 }
 
 // wait looks for a full engine that would be free soon and so much quicker then
@@ -190,7 +209,7 @@ func (p *projectedTime) wait(r *round, k int) (candidate int, span time.Duration
 		// One of them ends, on average, each output / decode seconds.
 		over := c.ReservedRequests + c.Observed.ExternalRequests - c.Window + 1
 		free := float64(r.output(c)*float64(max(1, over))) / decode
-		if free > left.Seconds() || t.load() > float64(r.s.EscapeRatio*leastOf(r.load))+r.s.EscapeFloor {
+		if free > left.Seconds() || t.load() > float64(r.s.EscapeRatio*r.leastLoad)+r.s.EscapeFloor {
 			continue
 		}
 		total := free + t.all()

@@ -33,7 +33,9 @@ type round struct {
 	score []float64 // of adm; the least wins
 	load  []float64 // of adm; seconds without prefill, projected_time only
 	best  float64   // least score
-	tied  int
+	// leastLoad is the least of load.
+	leastLoad float64
+	tied      int
 }
 
 func (r *round) begin(in *Input, s *Settings) {

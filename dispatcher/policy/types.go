@@ -4,23 +4,27 @@ import "time"
 
 // Candidate is one engine as a decision sees it. The core fills it from its
 // views; a policy only reads it. Tokens are tokens of all ranks together.
+//
+// What every decision reads of every candidate stands first and together: with
+// thousands of engines a decision takes the time that memory takes.
 type Candidate struct {
-	Engine string
-	Epoch  string
-	// NameHash is HashName(Engine), kept by whoever keeps the candidate so that
-	// ties cost no hashing; 0 = computed when needed.
-	NameHash uint64
+	State            State
+	KVBlocked        bool // hysteresis state, kept by the core between decisions: Settings.KVGate
+	MatchKnown       bool // false when the cache view of the engine may not be trusted
+	MatchApproximate bool
+	Sticky           bool // the trajectory's or group's last engine
+	StickyGroup      bool // and it was found by the group, not by the trajectory
 
-	// Eligibility.
-	State          State
 	Model          string // empty = the engine did not say: any request may try it
-	LoRAs          []string
-	WeightVersion  *int64
-	MaxModelLen    int   // tokens; 0 = unknown
-	CapacityTokens int64 // KV tokens; 0 = unknown
-	Ranks          int   // data-parallel ranks; 0 = 1. A request lives on one of them
-	Slots          int   // requests that run at once
-	Window         int   // requests that may be bound: slots + prefetch
+	MaxModelLen    int    // tokens; 0 = unknown
+	CapacityTokens int64  // KV tokens; 0 = unknown
+	Ranks          int    // data-parallel ranks; 0 = 1. A request lives on one of them
+	Slots          int    // requests that run at once
+	Window         int    // requests that may be bound: slots + prefetch
+
+	PreemptionBlockUntil time.Duration
+	// Observed is the engine's own picture, already complete and fresh, or nil.
+	Observed *Observed
 
 	// What is reserved here by every dispatcher, undecided binds of this one included.
 	ReservedRequests     int
@@ -32,24 +36,20 @@ type Candidate struct {
 	ProfileDecodeTokS  float64
 	ProfilePrefillTokS float64
 
-	// Observed is the engine's own picture, already complete and fresh, or nil.
-	Observed *Observed
-
 	// Prefix match of this request in the engine's cache, tokens by tier.
-	// MatchKnown is false when the cache view of the engine may not be trusted.
-	MatchKnown       bool
-	MatchApproximate bool
-	MatchGPU         int
-	MatchCPU         int
-	MatchSSD         int
+	MatchGPU int
+	MatchCPU int
+	MatchSSD int
 
-	Sticky      bool   // the trajectory's or group's last engine
-	StickyGroup bool   // and it was found by the group, not by the trajectory
-	KeyInFlight int    // reservations of this request's own trajectory, group or affinity here
-	LastPicked  uint64 // number of this dispatcher's decision that last chose it; 0 = never
-
-	PreemptionBlockUntil time.Duration
-	KVBlocked            bool // hysteresis state, kept by the core between decisions: Settings.KVGate
+	Engine string
+	Epoch  string
+	// NameHash is HashName(Engine), kept by whoever keeps the candidate so that
+	// ties cost no hashing; 0 = computed when needed.
+	NameHash      uint64
+	LastPicked    uint64 // number of this dispatcher's decision that last chose it; 0 = never
+	KeyInFlight   int    // reservations of this request's own trajectory, group or affinity here
+	LoRAs         []string
+	WeightVersion *int64
 }
 
 // State of an engine as far as eligibility goes.
