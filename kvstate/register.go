@@ -10,8 +10,10 @@ import (
 	"github.com/rollbus/rollbus/subjects"
 )
 
-// ReceivedGrace is how long a received answer is remembered beyond its deadline.
-const ReceivedGrace = time.Hour
+// ReceivedGrace is how long a received answer is remembered beyond its deadline:
+// longer than any reservation of it can live, since a NATS server that crashed
+// may bring a deleted key back (docs/decisions/0009).
+const ReceivedGrace = subjects.ReservationGraceMS*time.Millisecond + time.Hour
 
 // Commit writes a rollout's one terminal answer, if there is none: the commit
 // point. Job, id, status and reader of a may be left empty. ErrSuperseded:
