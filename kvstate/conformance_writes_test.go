@@ -194,6 +194,28 @@ func reservationExpires(t *testing.T, e *env) {
 	}
 }
 
+// An external reservation is held by its caller, who renews it.
+func externalRenewed(t *testing.T, e *env) {
+	h := held("ext", "a", 1)
+	h.State = subjects.StateExternal
+	rev, err := e.store.Bind(t.Context(), Bind{Held: h, TTL: time.Minute})
+	must(t, err)
+	next, err := e.store.Renew(t.Context(), h, rev, 2*time.Minute)
+	must(t, err)
+	got, err := e.store.Reservation(t.Context(), "ext", "ext", "a")
+	must(t, err)
+	if got.Revision != next || got.TTL != 2*time.Minute || got.State != subjects.StateExternal {
+		t.Fatalf("got %+v, want external at %d for 2 minutes", got, next)
+	}
+	_, err = e.store.Renew(t.Context(), h, rev, time.Minute)
+	wantErr(t, err, ErrSuperseded)
+	_, err = e.store.Renew(t.Context(), held("ext", "a", 1), next, time.Minute)
+	wantErr(t, err, ErrRefused)
+	h.ID = "never"
+	_, err = e.store.Renew(t.Context(), h, rev, time.Minute)
+	wantErr(t, err, ErrGone)
+}
+
 func badNames(t *testing.T, e *env) {
 	ctx := t.Context()
 	b := Bind{Held: held("e.x", "a", 1)}
@@ -263,8 +285,8 @@ func receivedStays(t *testing.T, e *env) {
 	}
 	d, err := e.store.last(t.Context(), e.pool.Results(), e.pool.Result("j", "main", "rec"))
 	must(t, err)
-	if ttl := ttlOf(d.header); ttl != time.Hour+30*time.Second {
-		t.Fatalf("ttl %v, want an hour and 30 s", ttl)
+	if ttl := ttlOf(d.header); ttl != 25*time.Hour+30*time.Second {
+		t.Fatalf("ttl %v, want 25 hours and 30 s", ttl)
 	}
 	wantErr(t, settled(t, func() error { return e.store.Received(t.Context(), old) }), ErrSuperseded)
 	_, err = e.store.Commit(t.Context(), result("rec"), subjects.Answer{})
