@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -194,7 +195,7 @@ func change(s subjects.Settings, pairs []string) (subjects.Settings, error) {
 			errs = append(errs, fmt.Errorf("%q: give key=value", p))
 			continue
 		}
-		at := doc
+		at, full := doc, key
 		outer, inner, nested := strings.Cut(key, ".")
 		if !slices.Contains(known, outer) {
 			errs = append(errs, fmt.Errorf("%s: no such setting; there are %s", outer, strings.Join(known, ", ")))
@@ -202,6 +203,10 @@ func change(s subjects.Settings, pairs []string) (subjects.Settings, error) {
 		}
 		if nested {
 			m, ok := doc[outer].(map[string]any)
+			if !ok && settingType(outer).Kind() != reflect.Map {
+				errs = append(errs, fmt.Errorf("%s: %s has no parts: give %s=value", key, outer, outer))
+				continue
+			}
 			if !ok {
 				m = map[string]any{}
 				doc[outer] = m
@@ -212,11 +217,15 @@ func change(s subjects.Settings, pairs []string) (subjects.Settings, error) {
 			delete(at, key)
 			continue
 		}
-		var v any
-		if json.Unmarshal([]byte(value), &v) != nil {
-			v = value // a word or a duration
+		v, err := settingValue(outer, inner, value)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s is %.80q: %w", full, value, err))
+			continue
 		}
 		at[key] = v
+	}
+	if len(errs) > 0 {
+		return s, errors.Join(errs...)
 	}
 	if b, err = json.Marshal(doc); err != nil {
 		return s, err
@@ -239,6 +248,58 @@ func change(s subjects.Settings, pairs []string) (subjects.Settings, error) {
 		}
 	}
 	return next, errors.Join(errs...)
+}
+
+// settingValue reads a value as the type of its setting; an error tells what is
+// accepted. Bounds are for Validate and the policies to tell.
+func settingValue(outer, inner, value string) (any, error) {
+	t := settingType(outer)
+	if inner != "" {
+		t = t.Elem() // both maps are of numbers
+	}
+	v := reflect.New(t)
+	switch {
+	case t == reflect.TypeFor[subjects.Duration]():
+		if json.Unmarshal([]byte(value), v.Interface()) != nil {
+			d, err := time.ParseDuration(value)
+			if err != nil {
+				return nil, errors.New("give a duration such as 90s or 6h, or a number of seconds")
+			}
+			v.Elem().SetInt(int64(d))
+		}
+	case t.Kind() == reflect.String:
+		if json.Unmarshal([]byte(value), v.Interface()) != nil {
+			return value, nil // a bare word
+		}
+	case json.Unmarshal([]byte(value), v.Interface()) == nil:
+	case t.Kind() == reflect.Int:
+		return nil, errors.New("give a whole number")
+	case t.Kind() == reflect.Bool:
+		return nil, errors.New("give true or false")
+	case t.Kind() == reflect.Float64:
+		for _, k := range policy.Knobs() {
+			if outer == "knobs" && k.Name == inner {
+				return nil, fmt.Errorf("give a number from %v to %v (%s)", k.Min, k.Max, k.Unit)
+			}
+		}
+		return nil, errors.New("give a number")
+	case t.Kind() == reflect.Map:
+		return nil, fmt.Errorf("give a JSON object of numbers, or one of them as %s.name=number", outer)
+	default:
+		return nil, errors.New("give it as JSON")
+	}
+	return v.Interface(), nil
+}
+
+// settingType is the type behind a key of settingKeys.
+func settingType(key string) reflect.Type {
+	t := reflect.TypeFor[subjects.Settings]()
+	for i := range t.NumField() {
+		if name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ","); name == key {
+			return t.Field(i).Type
+		}
+	}
+	return reflect.TypeFor[any]()
 }
 
 func settingKeys() []string {
