@@ -103,7 +103,9 @@ func (c *Submit) Run(a *app) error {
 	out := newSender(a.ctx, s.JS().Conn(), a.opts.Pool, settings, a.opts.Timeout)
 	defer out.close()
 	job := &submission{a: a, pool: pool, js: s.JS(), out: out, store: s}
-	if err := job.send(c); err != nil {
+	err = job.send(c)
+	job.sayDuplicates()
+	if err != nil {
 		return err
 	}
 	if c.Wait {
@@ -252,6 +254,8 @@ type submission struct {
 
 	mu   sync.Mutex
 	sent []client.Handle // what --wait waits for
+
+	differ, gone int // of what was there already
 }
 
 func (s *submission) send(c *Submit) error {
@@ -264,6 +268,9 @@ func (s *submission) send(c *Submit) error {
 			h, err := s.out.send(try, r)
 			if err != nil {
 				return s.a.noPool(err)
+			}
+			if h.Duplicate {
+				s.compare(try, r, h)
 			}
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -318,6 +325,54 @@ func (s *submission) send(c *Submit) error {
 		return coded(exitUsage, "%s: %d lines cannot be rollouts and were not sent", c.File, bad)
 	}
 	return nil
+}
+
+// compare warns of a request that was not stored because another one has its
+// id. What left the queue already cannot be compared.
+func (s *submission) compare(ctx context.Context, r *subjects.Request, h client.Handle) {
+	same, found := false, false
+	if q, err := s.js.Stream(ctx, s.pool.Rollouts()); err == nil {
+		if m, err := q.GetMsg(ctx, h.Seq); err == nil && m.Header.Get(subjects.HdrMsgID) == h.Key() {
+			found = true
+			old, err := subjects.DecodeRequest(m.Data)
+			same = err == nil && sameRequest(old, r)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !found:
+		s.gone++
+	case !same:
+		if s.differ++; s.differ <= maxSaid {
+			s.a.say("rollbus: warning: %s differs from what is stored under that id and was not stored: the request stored first is the one that counts (give a new --id or id to run this one)", h.Key())
+		}
+	}
+}
+
+// sayDuplicates tells in a line each what compare told not, or could not tell.
+func (s *submission) sayDuplicates() {
+	if more := s.differ - maxSaid; more > 0 {
+		s.a.say("rollbus: warning: %d more differ from what is stored under their ids", more)
+	}
+	if s.gone > 0 {
+		s.a.say("rollbus: warning: %d were submitted before and have left the queue, so that they could not be compared: the requests stored first are the ones that count", s.gone)
+	}
+}
+
+// sameRequest compares what was asked for, without what submitting fills in.
+func sameRequest(a, b *subjects.Request) bool {
+	plain := func(r *subjects.Request) []byte {
+		c := *r
+		c.SchemaVersion, c.Reader, c.ReplyKey = subjects.SchemaVersion, c.ReaderOrDefault(), ""
+		out, err := c.MarshalJSON()
+		if err != nil {
+			return nil
+		}
+		return out
+	}
+	x, y := plain(a), plain(b)
+	return x != nil && bytes.Equal(x, y)
 }
 
 func (p printer) stored(h client.Handle) error {
