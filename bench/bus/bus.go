@@ -127,7 +127,7 @@ func Run(ctx context.Context, cfg Config) ([]Result, error) {
 	}
 	var out []Result
 	for _, c := range cfg.Cases {
-		r, err := cfg.one(ctx, c)
+		r, err := one(ctx, cfg, c)
 		if err != nil {
 			return out, fmt.Errorf("%s storage, %d replicas, %d bytes, %d dispatchers, %d engines: %w",
 				storageName(c.Storage), c.Replicas, c.Payload, c.Dispatchers, c.Engines, err)
@@ -147,12 +147,12 @@ func storageName(s jetstream.StorageType) string {
 // warm is how long each side runs before anything is counted.
 const warm = 500 * time.Millisecond
 
-func (cfg Config) one(ctx context.Context, c Case) (r Result, err error) {
+func one(ctx context.Context, cfg Config, c Case) (r Result, err error) {
 	dir, err := os.MkdirTemp(cfg.Dir, "rollbus-bench-bus-")
 	if err != nil {
 		return r, err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	servers, err := startServers(ctx, dir, c.Replicas)
 	if err != nil {
 		return r, err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -38,7 +39,7 @@ func startServers(ctx context.Context, dir string, n int) (_ *servers, err error
 	}
 	for i := range n {
 		o := &server.Options{
-			ServerName: fmt.Sprintf("bench%d", i+1), JetStream: true, StoreDir: filepath.Join(dir, fmt.Sprint(i)), NoSigs: true, NoLog: true,
+			ServerName: fmt.Sprintf("bench%d", i+1), JetStream: true, StoreDir: filepath.Join(dir, strconv.Itoa(i)), NoSigs: true, NoLog: true,
 			Host: "127.0.0.1", Port: server.RANDOM_PORT, MaxPayload: subjects.MaxPayload, MaxPending: 64 << 20,
 			JetStreamMaxStore: 64 << 30, JetStreamMaxMemory: 4 << 30,
 		}
@@ -125,7 +126,7 @@ func (s *servers) stop() {
 func freePorts(n int) ([]int, error) {
 	var out []int
 	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
 		if err != nil {
 			return nil, err
 		}

@@ -37,7 +37,6 @@ func Index() (IndexReport, error) {
 	least := 0.0
 	var index *prefix.Index
 	for round := range rounds {
-		index = nil
 		before := heap()
 		index = prefix.New(prefix.Options{JumpFrom: -1})
 		for e := range engines {
@@ -61,7 +60,9 @@ func Index() (IndexReport, error) {
 		if round == 0 || s < least {
 			least = s
 		}
-		r.BytesPerHolding = float64(heap()-before) / float64(engines*prompts*length)
+		if round == 0 { // later rounds begin with an index on the heap
+			r.BytesPerHolding = float64(heap()-before) / float64(engines*prompts*length)
+		}
 	}
 	r.InsertsPerCPUS = float64(engines*prompts*length) / least
 	var hits []prefix.Hit

@@ -85,7 +85,7 @@ func newPool(cfg Config) (*pool, error) {
 	}
 	for i := range cfg.Engines {
 		at := fmt.Sprintf("127.0.0.1:%d", ports[3*servers+i])
-		args := []string{"engine", "--listen", at, "--time-scale", fmt.Sprint(engineSpeed), "--slots", strconv.Itoa(engineSlots)}
+		args := []string{"engine", "--listen", at, "--time-scale", strconv.Itoa(engineSpeed), "--slots", strconv.Itoa(engineSlots)}
 		if err := p.add(Engine, fmt.Sprintf("engine%d", i+1), cfg.Bin, args, "ROLLBUS_LOG_LEVEL=error"); err != nil {
 			return nil, err
 		}
@@ -117,7 +117,7 @@ func (p *pool) add(k Kind, name, bin string, args []string, env ...string) error
 func (p *pool) crashed(name string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.ends = append(p.ends, fmt.Errorf("%s ended by itself: %v: see %s", name, err, filepath.Join(p.cfg.Dir, name+".log")))
+	p.ends = append(p.ends, fmt.Errorf("%s ended by itself: %w: see %s", name, err, filepath.Join(p.cfg.Dir, name+".log")))
 }
 
 // failed joins the ends that nobody asked for.

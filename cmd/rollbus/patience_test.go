@@ -32,7 +32,7 @@ func TestPatienceEndsAfterSilenceAndNotAfterWork(t *testing.T) {
 		if !errors.Is(ctx.Err(), context.DeadlineExceeded) || !errors.Is(child.Err(), context.DeadlineExceeded) {
 			t.Errorf("errors are %v and %v, want a passed deadline", ctx.Err(), child.Err())
 		}
-		if context.Cause(ctx) != silence || context.Cause(child) != silence {
+		if !errors.Is(context.Cause(ctx), silence) || !errors.Is(context.Cause(child), silence) {
 			t.Errorf("causes are %v and %v, want the silence", context.Cause(ctx), context.Cause(child))
 		}
 	})

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -265,6 +266,6 @@ func (c Record) Run(a *app) (err error) {
 		return errors.Join(err, os.Remove(c.Out))
 	}
 	return a.printer().one(s, func() error {
-		return a.printer().fields("file", c.Out, "frames", number(s.Frames), "bytes", fmt.Sprint(s.Bytes), "sha256", s.SHA256)
+		return a.printer().fields("file", c.Out, "frames", number(s.Frames), "bytes", strconv.FormatInt(s.Bytes, 10), "sha256", s.SHA256)
 	})
 }

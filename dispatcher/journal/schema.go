@@ -96,7 +96,6 @@ func kindOf(t reflect.Type) string {
 // plan is how one type of this program is written.
 type plan struct {
 	kind   byte
-	size   int // of the type in bits, for numbers
 	elem   *plan
 	fields []field
 	typ    reflect.Type

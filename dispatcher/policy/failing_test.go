@@ -34,7 +34,7 @@ func TestAPolicyThatFailsLeavesTheDecisionToTheBaseline(t *testing.T) {
 	}
 	for name, b := range map[string]broken{
 		"panics":                  {score_: func(*round) { panic("boom") }},
-		"divides by zero":         {score_: func(r *round) { r.need /= int64(len(r.score) - len(r.score)) }},
+		"divides by zero":         {score_: func(r *round) { r.need /= int64(len(r.score[:0])) }},
 		"gives NaN":               {score_: fill(math.NaN())},
 		"gives infinity":          {score_: fill(math.Inf(1))},
 		"gives minus infinity":    {score_: fill(math.Inf(-1))},

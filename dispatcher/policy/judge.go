@@ -127,13 +127,13 @@ func judgeRanks(l *subjects.Load, configured int) (assumed bool, why Why) {
 
 // tally sums ranks and counts how many of them told each optional field.
 type tally struct {
-	running, waiting                         int
-	uncached, used                           int64
-	worst                                    float64
-	slots                                    int
-	decode, prefill                          float64
-	toldUncached, toldUsed, toldKV           int
-	toldSlots, toldDecode, toldPrefill, idle int
+	running, waiting                   int
+	uncached, used                     int64
+	worst                              float64
+	slots                              int
+	decode, prefill                    float64
+	toldUncached, toldUsed, toldKV     int
+	toldSlots, toldDecode, toldPrefill int
 }
 
 func (t *tally) add(r *subjects.RankLoad) Why {

@@ -160,7 +160,7 @@ func (w *watched) ask(k, output int) placed {
 		return d.Engine != ""
 	})
 	if n := res.Route.PredictedCachedTokens; n != nil {
-		d.predicted = int(*n)
+		d.predicted = *n
 	}
 	return d
 }
