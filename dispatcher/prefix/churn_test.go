@@ -22,7 +22,7 @@ func TestSweepingUnderChurnNeverChangesWhatIsHeld(t *testing.T) {
 			return
 		}
 		epochs++
-		x.Put(Registration{Engine: n, Epoch: "x", Events: true})
+		x.Put(Registration{Engine: n, Tag: tagOf(n), Epoch: "x", Events: true})
 		x.Begin(n, "x", 0)
 		x.End(0, n, "x")
 		truth[n], seq[n] = &held{{}, {}, {}}, 0
@@ -33,11 +33,11 @@ func TestSweepingUnderChurnNeverChangesWhatIsHeld(t *testing.T) {
 		for _, h := range x.Match([]uint64{b}, nil) {
 			switch {
 			case h.GPU > 0:
-				got[h.Engine] = GPU
+				got[nameOfTag(h.Tag)] = GPU
 			case h.CPU > 0:
-				got[h.Engine] = CPU
+				got[nameOfTag(h.Tag)] = CPU
 			default:
-				got[h.Engine] = SSD
+				got[nameOfTag(h.Tag)] = SSD
 			}
 		}
 		for n, h := range truth {
@@ -164,7 +164,7 @@ func (x *Index) verify(t *testing.T) {
 // A sweep that merges segments on its way leaves nothing unswept.
 func TestOneSweepReclaimsAllOfASparseTable(t *testing.T) {
 	x := New(Options{})
-	x.Put(Registration{Engine: "e", Epoch: "x", Events: true})
+	x.Put(Registration{Engine: "e", Tag: tagOf("e"), Epoch: "x", Events: true})
 	x.Begin("e", "x", 0)
 	all := make([]uint64, 20_000)
 	for i := range all {
@@ -194,7 +194,7 @@ func TestEvictionUnderChurnNeverInventsAHolder(t *testing.T) {
 	for e := range 8 {
 		n := fmt.Sprint("e", e)
 		truth[n] = map[uint64]bool{}
-		x.Put(Registration{Engine: n, Epoch: "x", Events: true})
+		x.Put(Registration{Engine: n, Tag: tagOf(n), Epoch: "x", Events: true})
 		x.Begin(n, "x", 0)
 		x.End(0, n, "x")
 	}
@@ -214,8 +214,8 @@ func TestEvictionUnderChurnNeverInventsAHolder(t *testing.T) {
 		}
 		x.Apply(0, ev)
 		for _, h := range x.Match(ev.Blocks[:1], nil) {
-			if !truth[h.Engine][ev.Blocks[0]] {
-				t.Fatalf("step %d: the index says that %s holds a block which it does not", step, h.Engine)
+			if !truth[nameOfTag(h.Tag)][ev.Blocks[0]] {
+				t.Fatalf("step %d: the index says that %s holds a block which it does not", step, nameOfTag(h.Tag))
 			}
 		}
 		if step%500 == 0 {
@@ -230,7 +230,7 @@ func TestEvictionUnderChurnNeverInventsAHolder(t *testing.T) {
 // After an eviction for the budget an unknown parent proves nothing.
 func TestAnUnknownParentAfterAnEvictionIsNoLoss(t *testing.T) {
 	x := New(Options{MaxBytes: 128 << 10})
-	x.Put(Registration{Engine: "e", Epoch: "x", Events: true})
+	x.Put(Registration{Engine: "e", Tag: tagOf("e"), Epoch: "x", Events: true})
 	x.Begin("e", "x", 0)
 	x.End(0, "e", "x")
 	seq := uint64(0)
@@ -242,4 +242,19 @@ func TestAnUnknownParentAfterAnEvictionIsNoLoss(t *testing.T) {
 	if v.Did != Applied {
 		t.Fatalf("a block whose parent we may have forgotten ourselves: %+v, want it applied", v)
 	}
+}
+
+// tagOf and nameOfTag turn an engine's name into a tag and back.
+func tagOf(name string) (n int) {
+	for _, b := range []byte(name) {
+		n = n<<8 | int(b)
+	}
+	return n
+}
+
+func nameOfTag(n int) (name string) {
+	for ; n > 0; n >>= 8 {
+		name = string(rune(n&255)) + name
+	}
+	return name
 }

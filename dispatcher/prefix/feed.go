@@ -67,7 +67,6 @@ const (
 type engine struct {
 	name      string
 	id        uint32
-	tag       int
 	epoch     string
 	version   int64
 	versioned bool
@@ -119,15 +118,15 @@ func (x *Index) Put(r Registration) Verdict {
 			e.id = uint32(i)
 		}
 		if int(e.id) == len(x.byID) {
-			x.byID = append(x.byID, nil)
+			x.byID, x.tags = append(x.byID, nil), append(x.tags, 0)
 		}
 		x.byID[e.id] = e
 		x.engines[r.Engine] = e
 		e.setVersion(r.WeightVersion)
-		e.tag = r.Tag
+		x.tags[e.id] = r.Tag
 		return x.expect(e, r.Events)
 	}
-	e.tag = r.Tag
+	x.tags[e.id] = r.Tag
 	if e.epoch != r.Epoch {
 		x.lose(e)
 		e.past = append(e.past, e.epoch)

@@ -33,7 +33,7 @@ func prompt(root string, shared, n int, tail string) []uint64 {
 
 func ready(t *testing.T, x *prefix.Index, name, epoch string) {
 	t.Helper()
-	if v := x.Put(prefix.Registration{Engine: name, Epoch: epoch, Events: true}); !v.Resync {
+	if v := x.Put(prefix.Registration{Engine: name, Tag: tagOf(name), Epoch: epoch, Events: true}); !v.Resync {
 		t.Fatalf("a new engine's verdict is %+v, want it to ask for a snapshot", v)
 	}
 	x.Begin(name, epoch, 0)
@@ -49,7 +49,7 @@ func stored(engine, epoch string, seq uint64, parent uint64, blocks ...uint64) p
 func hits(x *prefix.Index, blocks []uint64) map[string]int {
 	out := map[string]int{}
 	for _, h := range x.Match(blocks, nil) {
-		out[h.Engine] = h.Blocks()
+		out[nameOfTag(h.Tag)] = h.Blocks()
 	}
 	return out
 }
@@ -65,7 +65,7 @@ func want(t *testing.T, x *prefix.Index, blocks []uint64, w map[string]int) {
 func TestAfterADumpOlderEventsAreDroppedAndTheNextOneApplies(t *testing.T) {
 	x := prefix.New(prefix.Options{})
 	p := prompt("a", 9, 9, "a")
-	x.Put(prefix.Registration{Engine: "e1", Epoch: "x", Events: true})
+	x.Put(prefix.Registration{Engine: "e1", Tag: tagOf("e1"), Epoch: "x", Events: true})
 	// Events come while the snapshot is on its way; it is as of 3.
 	for i := range 4 {
 		if v := x.Apply(0, stored("e1", "x", uint64(i+1), pick(ns, p, i), p[i])); v.Did != prefix.Buffered {
@@ -103,7 +103,7 @@ func pick(root uint64, p []uint64, i int) uint64 {
 func TestEventsThatWereInThePipeBehindASnapshotAreDropped(t *testing.T) {
 	x := prefix.New(prefix.Options{})
 	p := prompt("a", 4, 4, "a")
-	x.Put(prefix.Registration{Engine: "e1", Epoch: "x", Events: true})
+	x.Put(prefix.Registration{Engine: "e1", Tag: tagOf("e1"), Epoch: "x", Events: true})
 	x.Begin("e1", "x", 100)
 	x.Part(0, "e1", "x", prefix.GPU, p[:2])
 	x.End(0, "e1", "x")
@@ -135,7 +135,7 @@ func TestAFallingSequenceOrANewEpochClearsTheEngine(t *testing.T) {
 		t.Fatalf("a sequence that falls to 1: %+v, want a restart that asks for a snapshot", v)
 	}
 	want(t, x, p, map[string]int{"e2": 3})
-	if v := x.Put(prefix.Registration{Engine: "e2", Epoch: "y", Events: true}); !v.Resync {
+	if v := x.Put(prefix.Registration{Engine: "e2", Tag: tagOf("e2"), Epoch: "y", Events: true}); !v.Resync {
 		t.Fatalf("a new epoch: %+v, want it to ask for a snapshot", v)
 	}
 	want(t, x, p, map[string]int{})
@@ -159,7 +159,7 @@ func TestAnEventOfTheNextLifeEndsThisOneBeforeItIsRegistered(t *testing.T) {
 		t.Fatalf("an event of an unregistered epoch: %+v, want the view lost and no snapshot yet", v)
 	}
 	want(t, x, p, map[string]int{})
-	if v := x.Put(prefix.Registration{Engine: "e1", Epoch: "x", Events: true}); !v.Resync {
+	if v := x.Put(prefix.Registration{Engine: "e1", Tag: tagOf("e1"), Epoch: "x", Events: true}); !v.Resync {
 		t.Fatalf("the old epoch registers again (a stray event): %+v, want a snapshot", v)
 	}
 }
@@ -183,7 +183,7 @@ func TestARemovedEngineHasNoHitsWhateverIsInThePipe(t *testing.T) {
 	x.End(0, "e1", "x")
 	want(t, x, p, map[string]int{"e2": 2})
 	// It comes back, in the same life: nothing counts before its snapshot.
-	x.Put(prefix.Registration{Engine: "e1", Epoch: "x", Events: true})
+	x.Put(prefix.Registration{Engine: "e1", Tag: tagOf("e1"), Epoch: "x", Events: true})
 	x.Apply(0, stored("e1", "x", 5, p[5], p...))
 	want(t, x, p, map[string]int{"e2": 2})
 }
@@ -214,7 +214,7 @@ func TestClearedOrANewWeightVersionLeavesNoHits(t *testing.T) {
 	x := prefix.New(prefix.Options{})
 	p := prompt("a", 4, 4, "a")
 	v1, v2 := int64(1), int64(2)
-	x.Put(prefix.Registration{Engine: "e1", Epoch: "x", Events: true, WeightVersion: &v1})
+	x.Put(prefix.Registration{Engine: "e1", Tag: tagOf("e1"), Epoch: "x", Events: true, WeightVersion: &v1})
 	x.Begin("e1", "x", 0)
 	x.End(0, "e1", "x")
 	x.Apply(0, stored("e1", "x", 1, ns, p...))
@@ -228,7 +228,7 @@ func TestClearedOrANewWeightVersionLeavesNoHits(t *testing.T) {
 	}
 	x.Apply(0, stored("e1", "x", 3, ns, p...))
 	want(t, x, p, map[string]int{"e1": 4})
-	x.Put(prefix.Registration{Engine: "e1", Epoch: "x", Events: true, WeightVersion: &v2})
+	x.Put(prefix.Registration{Engine: "e1", Tag: tagOf("e1"), Epoch: "x", Events: true, WeightVersion: &v2})
 	want(t, x, p, map[string]int{})
 	if v := x.Apply(0, stored("e1", "x", 4, p[3], 77)); v.Did != prefix.Applied {
 		t.Fatalf("a block that hangs on what we emptied: %+v, want no recovery for it", v)
@@ -259,7 +259,7 @@ func TestTheByteBudgetHoldsAndMemoryComesBackAfterChurn(t *testing.T) {
 		for e := range 16 {
 			name := fmt.Sprintf("e%d", e)
 			epoch := fmt.Sprintf("x%d", round)
-			x.Put(prefix.Registration{Engine: name, Epoch: epoch, Events: true})
+			x.Put(prefix.Registration{Engine: name, Tag: tagOf(name), Epoch: epoch, Events: true})
 			x.Begin(name, epoch, 0)
 			x.End(0, name, epoch)
 			for i := range 200 {
@@ -311,7 +311,7 @@ func TestEvictionKeepsThePrefixThatIsMatched(t *testing.T) {
 func TestRemovalCancelsARecoveryAndOthersDoNotWaitForIt(t *testing.T) {
 	x := prefix.New(prefix.Options{})
 	p := prompt("a", 4, 4, "a")
-	x.Put(prefix.Registration{Engine: "dead", Epoch: "x", Events: true})
+	x.Put(prefix.Registration{Engine: "dead", Tag: tagOf("dead"), Epoch: "x", Events: true})
 	x.Begin("dead", "x", 10)
 	x.Part(0, "dead", "x", prefix.GPU, p)
 	ready(t, x, "e2", "y")
@@ -358,7 +358,7 @@ func TestAGapEndsTrustUntilASnapshotReachesBeyondIt(t *testing.T) {
 func TestABufferThatOverflowsAsksForALaterSnapshot(t *testing.T) {
 	x := prefix.New(prefix.Options{MaxBuffered: 8})
 	p := prompt("a", 30, 30, "a")
-	x.Put(prefix.Registration{Engine: "e1", Epoch: "x", Events: true})
+	x.Put(prefix.Registration{Engine: "e1", Tag: tagOf("e1"), Epoch: "x", Events: true})
 	for i := range 10 {
 		x.Apply(0, stored("e1", "x", uint64(i+1), pick(ns, p, i), p[i]))
 		if n := x.Stats().Buffered; n > 8 {
@@ -378,7 +378,7 @@ func TestABufferThatOverflowsAsksForALaterSnapshot(t *testing.T) {
 func TestASnapshotThatFailedLeavesNoCreditAndAsksAgain(t *testing.T) {
 	x := prefix.New(prefix.Options{})
 	p := prompt("a", 3, 3, "a")
-	x.Put(prefix.Registration{Engine: "e1", Epoch: "x", Events: true})
+	x.Put(prefix.Registration{Engine: "e1", Tag: tagOf("e1"), Epoch: "x", Events: true})
 	x.Begin("e1", "x", 1)
 	x.Part(0, "e1", "x", prefix.GPU, p)
 	if v := x.Failed("e1", "x"); !v.Resync {
@@ -392,7 +392,7 @@ func TestASnapshotThatFailedLeavesNoCreditAndAsksAgain(t *testing.T) {
 
 func TestAnEngineWithoutEventsNeverCounts(t *testing.T) {
 	x := prefix.New(prefix.Options{})
-	if v := x.Put(prefix.Registration{Engine: "e1", Epoch: "x"}); v.Resync {
+	if v := x.Put(prefix.Registration{Engine: "e1", Tag: tagOf("e1"), Epoch: "x"}); v.Resync {
 		t.Fatalf("an engine without events: %+v, want no snapshot asked for", v)
 	}
 	x.Apply(0, stored("e1", "x", 1, ns, 7))
@@ -400,7 +400,7 @@ func TestAnEngineWithoutEventsNeverCounts(t *testing.T) {
 	if x.Trusted("e1") {
 		t.Fatal("an engine without events is trusted")
 	}
-	if v := x.Put(prefix.Registration{Engine: "e1", Epoch: "x", Events: true}); !v.Resync {
+	if v := x.Put(prefix.Registration{Engine: "e1", Tag: tagOf("e1"), Epoch: "x", Events: true}); !v.Resync {
 		t.Fatalf("it has events now: %+v, want a snapshot", v)
 	}
 }
@@ -418,7 +418,7 @@ func TestTiersCountApartAndTheQuickestOneCounts(t *testing.T) {
 	}
 	tiers := func(g, c, s int) {
 		t.Helper()
-		if d := cmp.Diff([]prefix.Hit{{Engine: "e1", GPU: g, CPU: c, SSD: s}}, x.Match(p, nil)); d != "" {
+		if d := cmp.Diff([]prefix.Hit{{Tag: tagOf("e1"), GPU: g, CPU: c, SSD: s}}, x.Match(p, nil)); d != "" {
 			t.Fatalf("blocks by tier (-want +got):\n%s", d)
 		}
 	}
@@ -478,7 +478,7 @@ func TestJumpingFindsWhatWalkingFinds(t *testing.T) {
 			cpu := rapid.IntRange(0, n).Draw(t, "of that only in CPU memory, the tail")
 			for _, x := range []*prefix.Index{walk, jump} {
 				name := fmt.Sprint("e", e)
-				x.Put(prefix.Registration{Engine: name, Epoch: "x", Events: true})
+				x.Put(prefix.Registration{Engine: name, Tag: tagOf(name), Epoch: "x", Events: true})
 				x.Begin(name, "x", 0)
 				x.Part(0, name, "x", prefix.GPU, p[:n-cpu])
 				x.Part(0, name, "x", prefix.CPU, p[n-cpu:n])
@@ -552,7 +552,7 @@ func TestAnEngineCountsOnlyWhileItsViewIsWhole(t *testing.T) {
 			lives++
 			agents[n] = &agent{epoch: fmt.Sprint("x", lives), holds: map[uint64]uint8{}, history: map[uint64]map[uint64]uint8{0: {}}}
 			heard[n], base[n], holed[n] = 0, 0, false
-			note(n, x.Put(prefix.Registration{Engine: n, Epoch: agents[n].epoch, Events: true}))
+			note(n, x.Put(prefix.Registration{Engine: n, Tag: tagOf(n), Epoch: agents[n].epoch, Events: true}))
 		}
 		for _, n := range names {
 			begin(n)
@@ -599,7 +599,7 @@ func TestAnEngineCountsOnlyWhileItsViewIsWhole(t *testing.T) {
 				for i, p := range prompts {
 					var got prefix.Hit
 					for _, h := range x.Match(p, nil) {
-						if h.Engine == n {
+						if nameOfTag(h.Tag) == n {
 							got = h
 						}
 					}
@@ -755,7 +755,7 @@ func TestAGapInsideTheBufferIsSeenWhenTheSnapshotIsOlder(t *testing.T) {
 	}{{4, false}, {5, false}, {6, true}, {7, true}} {
 		x := prefix.New(prefix.Options{})
 		p := prompt("a", 8, 8, "a")
-		x.Put(prefix.Registration{Engine: "e1", Epoch: "x", Events: true})
+		x.Put(prefix.Registration{Engine: "e1", Tag: tagOf("e1"), Epoch: "x", Events: true})
 		x.Apply(0, stored("e1", "x", 5, p[3], p[4]))
 		// 6 is lost
 		x.Apply(0, prefix.Event{Engine: "e1", Epoch: "x", Seq: 7, Op: prefix.Removed, Blocks: p[7:]})
@@ -765,4 +765,19 @@ func TestAGapInsideTheBufferIsSeenWhenTheSnapshotIsOlder(t *testing.T) {
 			t.Errorf("event 6 is lost and the snapshot is as of %d: %+v", c.asOf, v)
 		}
 	}
+}
+
+// tagOf and nameOfTag turn an engine's name into a tag and back.
+func tagOf(name string) (n int) {
+	for _, b := range []byte(name) {
+		n = n<<8 | int(b)
+	}
+	return n
+}
+
+func nameOfTag(n int) (name string) {
+	for ; n > 0; n >>= 8 {
+		name = string(rune(n&255)) + name
+	}
+	return name
 }

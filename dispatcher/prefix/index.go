@@ -68,6 +68,7 @@ type Index struct {
 	sets    *sets
 	engines map[string]*engine
 	byID    []*engine // nil = free
+	tags    []int     // of engines, by id
 	slots   []slot
 	noSlots []uint32 // free slots
 	dead    int      // slots that a sweep has to reclaim

@@ -3,24 +3,37 @@ package prefix
 // Hit is how many blocks of a prompt one engine holds, from the first one on.
 // A block in several tiers counts in the quickest.
 type Hit struct {
-	Engine string
-	Tag    int
-	GPU    int
-	CPU    int
-	SSD    int
+	Tag int // of the engine's registration
+	GPU int
+	CPU int
+	SSD int
 }
 
 // Blocks is the length of the prefix.
-func (h Hit) Blocks() int { return h.GPU + h.CPU + h.SSD }
+func (h *Hit) Blocks() int { return h.GPU + h.CPU + h.SSD }
+
+func (h *Hit) add(t Tier, n int) {
+	switch t {
+	case GPU:
+		h.GPU += n
+	case CPU:
+		h.CPU += n
+	default:
+		h.SSD += n
+	}
+}
 
 // scratch is a match's working memory, by engine id.
 type scratch struct {
-	mark   []uint32 // number of the run that last had the engine
-	run    uint32
-	tier   []Tier // its quickest tier in that run
-	hits   []Hit
-	active []uint32
-	all    []uint32
+	seen []seen
+	run  uint32 // number of the run in hand, over all matches
+}
+
+// seen is where one engine stands in a match.
+type seen struct {
+	run  uint32 // last run of blocks it holds
+	hit  int32  // its place among the hits
+	tier Tier   // its quickest in that run
 }
 
 // Match finds the longest prefix of a prompt at every trusted engine, in one
@@ -42,12 +55,8 @@ type scratch struct {
 func (x *Index) Match(blocks []uint64, dst []Hit) []Hit {
 	dst = dst[:0]
 	x.stats.Lookups++
-	if len(blocks) == 0 {
-		return dst
-	}
 	w := &x.scratch
-	w.fit(len(x.byID))
-	w.all = w.all[:0]
+	w.begin(len(x.byID))
 	for i := 0; i < len(blocks); {
 		id := x.blocks.hit(blocks[i])
 		if id == 0 {
@@ -55,40 +64,15 @@ func (x *Index) Match(blocks []uint64, dst []Hit) []Hit {
 		}
 		n := x.runEnd(blocks, i, id) - i
 		w.run++
-		x.markHolders(id, i == 0)
 		if i == 0 {
-			w.active = append(w.active[:0], w.all...)
-		} else {
-			kept := w.active[:0]
-			for _, e := range w.active {
-				if w.mark[e] == w.run {
-					kept = append(kept, e)
-				}
-			}
-			w.active = kept
-		}
-		if len(w.active) == 0 {
+			dst = x.first(id, n, dst)
+		} else if !x.further(id, n, dst) {
 			break
 		}
-		for _, e := range w.active {
-			h := &w.hits[e]
-			switch w.tier[e] {
-			case GPU:
-				h.GPU += n
-			case CPU:
-				h.CPU += n
-			default:
-				h.SSD += n
-			}
+		if len(dst) == 0 {
+			break
 		}
 		i += n
-	}
-	for _, e := range w.all {
-		if h := w.hits[e]; h.Blocks() > 0 {
-			h.Engine, h.Tag = x.byID[e].name, x.byID[e].tag
-			dst = append(dst, h)
-		}
-		w.hits[e] = Hit{}
 	}
 	if len(dst) > 0 {
 		x.stats.Matched++
@@ -96,32 +80,64 @@ func (x *Index) Match(blocks []uint64, dst []Hit) []Hit {
 	return dst
 }
 
-func (w *scratch) fit(engines int) {
-	for len(w.mark) < engines {
-		w.mark, w.tier, w.hits = append(w.mark, 0), append(w.tier, 0), append(w.hits, Hit{})
+// begin makes room, and leaves a run's number between this match and the last.
+func (w *scratch) begin(engines int) {
+	if n := engines - len(w.seen); n > 0 {
+		w.seen = append(w.seen, make([]seen, n)...)
 	}
 	if w.run > 1<<31 {
-		clear(w.mark)
+		clear(w.seen)
 		w.run = 0
 	}
+	w.run++
 }
 
-// markHolders notes which engines of the set count, and their quickest tier; of
-// the first run it lists them too.
-func (x *Index) markHolders(id uint32, first bool) {
+// first lists the engines that hold the first run of blocks.
+func (x *Index) first(id uint32, n int, dst []Hit) []Hit {
 	w := &x.scratch
 	for _, m := range x.sets.at(id).members {
 		s := &x.slots[m]
-		switch {
-		case s.state != slotLive:
-		case w.mark[s.engine] != w.run:
-			w.mark[s.engine], w.tier[s.engine] = w.run, s.tier
-			if first {
-				w.all = append(w.all, s.engine)
-			}
-		case s.tier < w.tier[s.engine]:
-			w.tier[s.engine] = s.tier
+		if s.state != slotLive {
+			continue
 		}
+		e := &w.seen[s.engine]
+		if e.run == w.run {
+			dst[e.hit].better(e, s.tier, n)
+			continue
+		}
+		*e = seen{run: w.run, hit: int32(len(dst)), tier: s.tier}
+		dst = append(dst, Hit{Tag: x.tags[s.engine]})
+		dst[e.hit].add(s.tier, n)
+	}
+	return dst
+}
+
+// further adds a run to the engines that held all runs before it. It looks at
+// the holders of this run alone: those that ended earlier cost nothing more.
+func (x *Index) further(id uint32, n int, dst []Hit) (some bool) {
+	w := &x.scratch
+	for _, m := range x.sets.at(id).members {
+		s := &x.slots[m]
+		if s.state != slotLive {
+			continue
+		}
+		switch e := &w.seen[s.engine]; e.run {
+		case w.run - 1:
+			e.run, e.tier, some = w.run, s.tier, true
+			dst[e.hit].add(s.tier, n)
+		case w.run:
+			dst[e.hit].better(e, s.tier, n)
+		}
+	}
+	return some
+}
+
+// better moves a run's blocks to a quicker tier of the same engine.
+func (h *Hit) better(e *seen, t Tier, n int) {
+	if t < e.tier {
+		h.add(e.tier, -n)
+		h.add(t, n)
+		e.tier = t
 	}
 }
 
