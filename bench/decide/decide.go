@@ -10,8 +10,9 @@ package decide
 import (
 	"fmt"
 	"runtime"
-	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rollbus/rollbus/dispatcher/policy"
 	"github.com/rollbus/rollbus/dispatcher/prefix"
@@ -186,10 +187,9 @@ func allocs(times int, f func()) float64 {
 
 // threadCPU is what this thread has used; the caller is locked to it.
 func threadCPU() time.Duration {
-	const thread = 1 // RUSAGE_THREAD
-	var r syscall.Rusage
-	if err := syscall.Getrusage(thread, &r); err != nil {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
 		return 0
 	}
-	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+	return time.Duration(t.Nano())
 }
