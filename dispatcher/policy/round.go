@@ -14,6 +14,7 @@ type round struct {
 	s    *Settings
 	need int64 // prompt + max_tokens: what the request may grow to
 
+	plain    bool     // the request asks nothing special
 	filter   []Filter // by candidate
 	count    [numFilters]int
 	eligible int
@@ -41,6 +42,7 @@ type round struct {
 func (r *round) begin(in *Input, s *Settings) {
 	r.in, r.s = in, s
 	r.need = int64(in.Request.PromptTokens) + int64(max(0, in.Request.MaxTokens))
+	r.plain = in.Request.LoRA == "" && in.Request.WeightMin == nil && in.Request.WeightExact == nil && in.Request.Rank == nil
 	n := len(in.Candidates)
 	r.filter = slices.Grow(r.filter[:0], n)[:n]
 	r.adm = slices.Grow(r.adm[:0], n)
@@ -66,7 +68,10 @@ func (r *round) pass(exclude bool) {
 	req := &r.in.Request
 	for i := range r.in.Candidates {
 		c := &r.in.Candidates[i]
-		f := r.ineligible(c)
+		f := FilterNone
+		if !r.plainly(c) {
+			f = r.ineligible(c)
+		}
 		if f == FilterNone && exclude && slices.Contains(req.Tried, c.Engine) {
 			f = FilterTried
 		}
@@ -101,6 +106,13 @@ func (r *round) pass(exclude bool) {
 
 var stateFilters = [...]Filter{
 	Ready: FilterNone, Suspect: FilterSuspect, Paused: FilterPaused, Draining: FilterDraining, Stale: FilterStale, Down: FilterDown,
+}
+
+// plainly tells quickly that a candidate is eligible; when it does not,
+// ineligible has the last word. Nearly all are, and there may be thousands.
+func (r *round) plainly(c *Candidate) bool {
+	return r.plain && c.State == Ready && c.Ranks <= 1 && c.Model == r.in.Request.Model &&
+		r.need <= int64(c.MaxModelLen) && r.need <= c.CapacityTokens
 }
 
 func (r *round) ineligible(c *Candidate) Filter {
