@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"os"
@@ -15,6 +16,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/rollbus/rollbus/dispatcher"
+	"github.com/rollbus/rollbus/dispatcher/core"
+	"github.com/rollbus/rollbus/dispatcher/journal"
 	"github.com/rollbus/rollbus/kvstate/natstest"
 	"github.com/rollbus/rollbus/workeragent"
 	"github.com/rollbus/rollbus/workeragent/engine"
@@ -158,7 +161,12 @@ func table(rows []metricRow) string {
 //	go test ./cmd/rollbus -run MetricsPage -update
 func TestTheMetricsPageIsWhatTheRegistriesSay(t *testing.T) {
 	nc := natstest.Server(t).Conn(t)
-	d, err := dispatcher.New(dispatcher.Config{Pool: "default", Name: "d1"}, nc)
+	recorder, err := journal.NewWriter(journal.Options{Pool: "default", Core: core.Config{Dispatcher: "d1"},
+		Publish: func(context.Context, string, []byte) error { return nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := dispatcher.New(dispatcher.Config{Pool: "default", Name: "d1", Recorder: recorder}, nc)
 	if err != nil {
 		t.Fatal(err)
 	}
