@@ -36,6 +36,7 @@ func runConformance(t *testing.T, e *env) {
 		{"a release that was done before changes nothing", releaseTwice},
 		{"a return needs the revision held", returnNeedsRevision},
 		{"a reservation expires", reservationExpires},
+		{"an external reservation is renewed at its revision", externalRenewed},
 		{"names that cannot stand in a subject are refused", badNames},
 		{"the first answer wins", firstAnswerWins},
 		{"a received answer stays and has no body", receivedStays},
