@@ -605,3 +605,32 @@ func TestAFleetThatWasIdleForMinutesBindsAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// scenario P19: whatever keeps arriving before it, the wait of the least urgent
+// request has a bound: one aging step for each lane, and its place in the fleet.
+func TestALeastUrgentRequestIsNotStarvedByAStreamOfUrgentOnes(t *testing.T) {
+	w := sim.New(sim.Options{Seed: 22})
+	w.AddDispatcher("d0")
+	w.AddDispatcher("d1")
+	w.AddNode("e0", 1, 0)
+	settle(w)
+	urgent := func(i int) subjects.Facts {
+		f := request("j", i)
+		f.Lane, f.MaxTokens = subjects.LaneUrgent, 50 // half a second
+		return f
+	}
+	for i := range 40 {
+		w.Bus.Submit(urgent(i))
+	}
+	big := request("j", 9999)
+	big.Lane, big.PromptTokens, big.MaxTokens = subjects.LaneBatch, 100_000, 500
+	w.Bus.Submit(big)
+	for i := range 1500 { // more than the engine can run arrive all the time
+		at := time.Duration(i) * 140 * time.Millisecond
+		w.After(at, func() { w.Bus.Submit(urgent(100 + i)) })
+	}
+	bound := 5*core.DefaultTimings().AgingStep + 30*time.Second
+	if !w.Run(bound, func() bool { return len(w.Answers[big.Key()]) > 0 }) {
+		t.Errorf("after %s of urgent arrivals the batch request is not answered (%d others are)", bound, len(w.Answers))
+	}
+}
