@@ -606,31 +606,32 @@ func TestAFleetThatWasIdleForMinutesBindsAtOnce(t *testing.T) {
 	}
 }
 
-// scenario P19: whatever keeps arriving before it, the wait of the least urgent
-// request has a bound: one aging step for each lane, and its place in the fleet.
-func TestALeastUrgentRequestIsNotStarvedByAStreamOfUrgentOnes(t *testing.T) {
-	w := sim.New(sim.Options{Seed: 22})
-	w.AddDispatcher("d0")
-	w.AddDispatcher("d1")
-	w.AddNode("e0", 1, 0)
-	settle(w)
-	urgent := func(i int) subjects.Facts {
-		f := request("j", i)
-		f.Lane, f.MaxTokens = subjects.LaneUrgent, 50 // half a second
-		return f
-	}
-	for i := range 40 {
-		w.Bus.Submit(urgent(i))
-	}
-	big := request("j", 9999)
-	big.Lane, big.PromptTokens, big.MaxTokens = subjects.LaneBatch, 100_000, 500
-	w.Bus.Submit(big)
-	for i := range 1500 { // more than the engine can run arrive all the time
-		at := time.Duration(i) * 140 * time.Millisecond
-		w.After(at, func() { w.Bus.Submit(urgent(100 + i)) })
-	}
-	bound := 5*core.DefaultTimings().AgingStep + 30*time.Second
-	if !w.Run(bound, func() bool { return len(w.Answers[big.Key()]) > 0 }) {
-		t.Errorf("after %s of urgent arrivals the batch request is not answered (%d others are)", bound, len(w.Answers))
+// scenario P19: waiting outweighs urgency, one lane for each aging step, so that
+// nothing is starved by what keeps arriving before it.
+func TestALongWaitOutweighsUrgency(t *testing.T) {
+	step := core.DefaultTimings().AgingStep
+	for _, c := range []struct {
+		waited time.Duration
+		first  string
+	}{{step, "urgent"}, {4*step - time.Second, "urgent"}, {4*step + time.Second, "batch"}} {
+		w := ready(t, 1)
+		now := time.Second
+		var held []core.ReservationPut
+		for i := range 6 { // the engine's window is full
+			held = append(held, reserved("a", fmt.Sprint("old", i), "x", 1, 10, uint64(10+i)))
+			w.Step(held[i], now)
+		}
+		for i, lane := range []subjects.Lane{subjects.LaneBatch, subjects.LaneUrgent} {
+			stored := stamp + int64(now)
+			if lane == subjects.LaneBatch {
+				stored -= int64(c.waited)
+			}
+			w.Step(core.Fetched{Handle: core.Handle(i + 1), Queue: core.Queue{Job: "j", Lane: lane}, Seq: uint64(i + 1), Stored: stored,
+				Facts: subjects.Facts{Job: "j", ID: string(lane), Lane: lane, PromptTokens: 10, MaxTokens: 10}}, now)
+		}
+		b := bindIn(w.Step(goneAt("a", "old0", 1, 30), now))
+		if b == nil || b.Held.ID != c.first {
+			t.Errorf("after %s of waiting beside a fresh urgent request %+v is bound first: want %s", c.waited, b, c.first)
+		}
 	}
 }
