@@ -154,19 +154,27 @@ func EnsureBucketPools(ctx context.Context, js jetstream.JetStream, l Layout) er
 	return nil
 }
 
+// lookTime is how long one look at a stream, and its creation, may take.
+const lookTime = 5 * time.Second
+
 func ensure(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) error {
 	pause := 20 * time.Millisecond
 	for {
-		s, err := js.Stream(ctx, want.Name)
+		// A request that is lost in an election is never answered: each look has
+		// its own time, or one of them would use up all there is.
+		try, cancel := context.WithTimeout(ctx, lookTime)
+		s, err := js.Stream(try, want.Name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			s, err = js.CreateStream(ctx, want)
+			s, err = js.CreateStream(try, want)
 		}
+		late := try.Err() != nil && ctx.Err() == nil
+		cancel()
 		if err == nil {
 			return Check(want, s.CachedInfo().Config)
 		}
 		// Somebody made it meanwhile, or the cluster is not ready: look again.
 		// Everything else is an answer.
-		if !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) && !passing(err) {
+		if !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) && !passing(err) && !late {
 			return err
 		}
 		t := time.NewTimer(pause)
