@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/rollbus/rollbus/dispatcher/core"
 	"github.com/rollbus/rollbus/kvstate"
 	"github.com/rollbus/rollbus/kvstate/natstest"
@@ -320,4 +322,29 @@ func TestAPoolWhoseMarkersExpiredBindsAgain(t *testing.T) {
 	}
 	b.submit(request("j", "0002"))
 	b.settled(2)
+}
+
+// scenario F11: a reader that never reads holds up nobody, and loses nothing.
+func TestAReaderThatNeverReadsHoldsUpNobody(t *testing.T) {
+	b := newBench(t)
+	b.real()
+	b.agent("e1", 4, nil)
+	const n = 100
+	for i := range n {
+		slow := request("j", fmt.Sprintf("s%03d", i))
+		slow.Reader = "slow"
+		b.submit(slow)
+		b.submit(request("j", fmt.Sprintf("m%03d", i)))
+	}
+	b.settled(2 * n)
+	s := must(b.js.Stream(b.ctx(), b.pool.Results()))
+	c := must(s.CreateConsumer(b.ctx(), b.pool.TrainerConsumer("j", "slow")))
+	got := map[string]bool{}
+	batch := must(c.Fetch(n, jetstream.FetchMaxWait(within)))
+	for m := range batch.Messages() {
+		got[m.Subject()] = true
+	}
+	if len(got) != n {
+		t.Errorf("the slow reader finds %d answers when it comes at last: want %d", len(got), n)
+	}
 }

@@ -37,6 +37,7 @@ type World struct {
 	Bus  *Bus
 	opts Options
 	rng  *rand.Rand
+	skew time.Duration // of the NATS server\'s clock
 
 	heap  timers
 	nth   uint64
@@ -81,7 +82,11 @@ func New(o Options) *World {
 	return w
 }
 
-func (w *World) stamp() int64 { return serverEpoch + int64(w.Now) }
+func (w *World) stamp() int64 { return serverEpoch + int64(w.Now+w.skew) }
+
+// StepClock moves the NATS server's clock, as when another server with another
+// clock becomes the leader. Nobody else's clock moves.
+func (w *World) StepClock(by time.Duration) { w.skew += by }
 
 func (w *World) delay() time.Duration {
 	return time.Duration(1 + w.rng.Int64N(int64(w.opts.WatchDelay)))

@@ -635,3 +635,33 @@ func TestALongWaitOutweighsUrgency(t *testing.T) {
 		}
 	}
 }
+
+// scenario F12: the server's clock steps by ten minutes, both ways, in the middle
+// of everything; the processes' own clocks began at different times anyway.
+func TestAServerClockThatStepsLosesAndDoublesNothing(t *testing.T) {
+	for seed := range uint64(40) {
+		w := sim.New(sim.Options{Seed: seed})
+		w.AddDispatcher("d0")
+		w.Run(17*time.Minute, nil)
+		w.AddDispatcher("d1") // its clock is 17 minutes behind
+		fleet(w, 3, 3)
+		settle(w)
+		for i := range 60 {
+			w.Bus.Submit(request("j", i))
+		}
+		at := time.Duration(seed) * 100 * time.Millisecond
+		w.After(at, func() { w.StepClock(-10 * time.Minute) })
+		w.After(at+700*time.Millisecond, func() { w.StepClock(20 * time.Minute) })
+		w.After(at+900*time.Millisecond, w.Nodes["e01"].Kill)
+		w.After(at+8*time.Second, w.Nodes["e01"].Start)
+		w.Run(5*time.Minute, w.AllAnswered)
+		for _, p := range w.Problems() {
+			t.Fatalf("seed %d: %s", seed, p)
+		}
+		for k, a := range w.Answers {
+			if a[0].Status != subjects.Completed {
+				t.Fatalf("seed %d: rollout %s ended %s: a step of ten minutes is no deadline of six hours", seed, k, a[0].Status)
+			}
+		}
+	}
+}
