@@ -165,24 +165,6 @@ func (w *watched) ask(k, output int) placed {
 	return d
 }
 
-// several runs n requests of one prompt at once.
-func (w *watched) several(k, n, output int) (engines map[string]int, reasons map[string]int) {
-	engines, reasons = map[string]int{}, map[string]int{}
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	for range n {
-		wg.Go(func() {
-			d := w.ask(k, output)
-			mu.Lock()
-			defer mu.Unlock()
-			engines[d.Engine]++
-			reasons[d.Reason]++
-		})
-	}
-	wg.Wait()
-	return engines, reasons
-}
-
 // held teaches some engine a prompt: which, and which prompt. An event may be a
 // moment later than the next decision, hence several prompts.
 func (w *watched) held(from int) (prompt int, holder string) {
@@ -204,12 +186,16 @@ func TestARepeatedPromptGoesWhereItsBlocksAreUntilTheyAreFlushed(t *testing.T) {
 	if e := w.registered(holder); e.EngineBlock == nil || *e.EngineBlock < 1 {
 		t.Errorf("%s is registered without its block size: %+v", holder, e)
 	}
-	// Of two at once the second meets a holder that is busier than its peer. What it
-	// knows of the first depends on the moment of the last report, hence some rounds.
-	natstest.Eventually(t, prefixWithin, "a busier engine is chosen for the blocks that it holds", func() bool {
+	// That credit outweighs load is the policy's matter and tested there, on exact
+	// numbers; here the numbers come from real reports of a busy machine.
+	natstest.Eventually(t, prefixWithin, "a prompt that repeats stays where it is held", func() bool {
 		prompt, holder = w.held(prompt)
-		engines, reasons := w.several(prompt, 2, 200)
-		return engines[holder] == 2 && reasons[string(policy.ReasonPrefixCredit)] > 0
+		for range 3 {
+			if d := w.ask(prompt, 4); d.Engine != holder || !d.spared() {
+				return false
+			}
+		}
+		return true
 	})
 
 	w.mu.Lock()
