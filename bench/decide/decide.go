@@ -86,9 +86,14 @@ func Run(cfg Config) (Report, error) {
 	return report, nil
 }
 
+const (
+	prompts = 16 // that come in turn
+	shared  = 4  // blocks that all prompts begin with, and all engines hold: a system prompt
+)
+
 // fleet is a decision with everything that a dispatcher has in hand for it.
 type fleet struct {
-	tokens  []uint32
+	prompts [prompts][]uint32
 	space   uint64
 	index   *prefix.Index
 	decider *policy.Decider
@@ -104,11 +109,16 @@ func newFleet(n, tokens int, s policy.Settings) (*fleet, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bench decide: %w", err)
 	}
-	f := &fleet{tokens: make([]uint32, tokens), space: blockhash.Namespace("m", "", ""), index: prefix.New(prefix.Options{}), decider: d}
-	for i := range f.tokens {
-		f.tokens[i] = uint32(i*2654435761) % 50_000
+	f := &fleet{space: blockhash.Namespace("m", "", ""), index: prefix.New(prefix.Options{}), decider: d}
+	for k := range f.prompts {
+		f.prompts[k] = make([]uint32, tokens)
+		for i := range f.prompts[k] {
+			f.prompts[k][i] = uint32(i*2654435761) % 50_000
+			if i >= shared*subjects.DefaultBlockTokens {
+				f.prompts[k][i] += uint32(k)
+			}
+		}
 	}
-	f.chain = blockhash.Chain(nil, f.space, f.tokens, subjects.DefaultBlockTokens)
 	f.in = policy.Input{Dispatcher: "d", Request: policy.Request{
 		Rollout: "j.1", Model: "m", PromptTokens: tokens, MaxTokens: 1024, ExpectedTokens: 512, BlockTokens: subjects.DefaultBlockTokens,
 	}}
@@ -116,9 +126,12 @@ func newFleet(n, tokens int, s policy.Settings) (*fleet, error) {
 		name := fmt.Sprintf("e%05d", i)
 		f.index.Put(prefix.Registration{Engine: name, Epoch: "1", Events: true, Tag: i})
 		f.index.Begin(name, "1", 0)
-		if i%10 == 0 { // every tenth engine holds some of it
-			f.index.Part(0, name, "1", prefix.GPU, f.chain[:len(f.chain)*(1+i%7)/7])
+		f.chain = blockhash.Chain(f.chain[:0], f.space, f.prompts[i%prompts], subjects.DefaultBlockTokens)
+		held := min(shared, len(f.chain))
+		if i%10 == 0 { // every tenth engine holds more of one of the prompts
+			held = len(f.chain) * (1 + i%7) / 7
 		}
+		f.index.Part(0, name, "1", prefix.GPU, f.chain[:held])
 		f.index.End(0, name, "1")
 		f.in.Candidates = append(f.in.Candidates, policy.Candidate{
 			Engine: name, NameHash: policy.HashName(name), Epoch: "1", Model: "m", Slots: 64, Window: 66, Ranks: 1,
@@ -136,7 +149,7 @@ func newFleet(n, tokens int, s policy.Settings) (*fleet, error) {
 // decide is one placement: hash, match, score, pick, record.
 func (f *fleet) decide() {
 	f.turn++
-	f.chain = blockhash.Chain(f.chain[:0], f.space, f.tokens, subjects.DefaultBlockTokens)
+	f.chain = blockhash.Chain(f.chain[:0], f.space, f.prompts[f.turn%prompts], subjects.DefaultBlockTokens)
 	f.hits = f.index.Match(f.chain, f.hits)
 	for i := range f.hits {
 		h := &f.hits[i]
@@ -144,8 +157,16 @@ func (f *fleet) decide() {
 		c.MatchGPU, c.MatchCPU, c.MatchSSD = h.GPU*subjects.DefaultBlockTokens, h.CPU*subjects.DefaultBlockTokens, h.SSD*subjects.DefaultBlockTokens
 	}
 	f.in.Now = time.Duration(f.turn) * time.Millisecond
+	f.in.Request.Affinity = ""
+	if f.turn%2 == 0 {
+		f.in.Request.Affinity = "a group"
+	}
 	if at := f.decider.Decide(&f.in, &f.rec); at >= 0 {
 		f.in.Candidates[at].LastPicked = uint64(f.turn)
+	}
+	for i := range f.hits { // candidates live longer than a request
+		c := &f.in.Candidates[f.hits[i].Tag]
+		c.MatchGPU, c.MatchCPU, c.MatchSSD = 0, 0, 0
 	}
 }
 

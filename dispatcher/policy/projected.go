@@ -20,7 +20,8 @@ import (
 // its load may be the one that everybody's prefix sits on.
 type projectedTime struct{}
 
-// times are the addends of one candidate, seconds.
+// times are the addends of one candidate, seconds. Not more than four: a larger
+// struct lives in memory.
 type times struct{ queue, active, prefill, barrier float64 }
 
 func (t times) load() float64 { return t.queue + t.active + t.barrier }
@@ -31,22 +32,44 @@ const maxOccupancy = 0.999
 func (p *projectedTime) score(r *round) {
 	out := r.grow()
 	r.load = growTo(r.load, len(out))
-	r.leastLoad = math.MaxFloat64
+	least := math.MaxFloat64
 	for k, i := range r.adm {
 		t := r.times(&r.in.Candidates[i])
 		load := t.load()
 		out[k], r.load[k] = load+t.prefill, load
-		if load < r.leastLoad {
-			r.leastLoad = load
+		if load < least {
+			least = load
 		}
 	}
+	r.leastLoad = least
 }
 
-func (r *round) times(c *Candidate) times {
-	decode, prefill := r.rates(c)
-	var t times
+// times computes a candidate's. One function, since it runs for every engine of
+// every decision.
+func (r *round) times(c *Candidate) (t times) {
+	decode, prefill := c.ProfileDecodeTokS, c.ProfilePrefillTokS
+	if !(decode > 0) {
+		decode = r.s.DecodeTokS
+	}
+	if !(prefill > 0) {
+		prefill = r.s.PrefillTokS
+	}
+	output := r.output(c)
 	if r.basis == BasisEngine {
-		t.queue, t.active = r.observedWork(c, decode, prefill)
+		o := c.Observed
+		decode = bounded(o.DecodeTokS, decode, r.s.RateBound)
+		prefill = bounded(o.PrefillTokS, prefill, r.s.RateBound)
+		// What is reserved and not yet seen by the engine waits too.
+		waiting := o.Waiting + max(0, c.ReservedRequests-o.Running-o.Waiting-o.NewerRequests)
+		tokens := float64(float64(waiting)*output) + float64(max(0, o.NewerTokens-o.NewerPrefillTokens))
+		prompts := float64(o.NewerPrefillTokens)
+		if r.uncached {
+			prompts += float64(o.WaitingUncachedTokens)
+		} else if waiting > 0 && c.ReservedRequests > 0 {
+			prompts += float64(waiting) * float64(c.ReservedPromptTokens) / float64(c.ReservedRequests)
+		}
+		t.queue = tokens/decode + prompts/prefill
+		t.active = float64(float64(o.Running)*float64(output*r.s.ActiveShare)) / decode
 	} else {
 		t.queue, t.active = r.reservedWork(c, decode, prefill)
 	}
@@ -59,24 +82,8 @@ func (r *round) times(c *Candidate) times {
 	return t
 }
 
-// rates of an engine, tokens/s: its own if it reports one, held within
-// rate_bound of its profile or the pool's default, else those.
-func (r *round) rates(c *Candidate) (decode, prefill float64) {
-	decode, prefill = c.ProfileDecodeTokS, c.ProfilePrefillTokS
-	if !(decode > 0) {
-		decode = r.s.DecodeTokS
-	}
-	if !(prefill > 0) {
-		prefill = r.s.PrefillTokS
-	}
-	if r.basis == BasisEngine {
-		o := c.Observed
-		decode = bounded(o.DecodeTokS, decode, r.s.RateBound)
-		prefill = bounded(o.PrefillTokS, prefill, r.s.RateBound)
-	}
-	return decode, prefill
-}
-
+// bounded is an engine's own rate, tokens/s, if it reports one: held within
+// rate_bound of its profile or the pool's default. Else it is those.
 func bounded(own, reference, bound float64) float64 {
 	switch {
 	case !(own > 0):
@@ -89,8 +96,17 @@ func bounded(own, reference, bound float64) float64 {
 	return own
 }
 
+// decodeRate is that of times.
+func (r *round) decodeRate(c *Candidate) float64 {
+	rate := c.ProfileDecodeTokS
+	if !(rate > 0) {
+		rate = r.s.DecodeTokS
+	}
+	return bounded(c.Observed.DecodeTokS, rate, r.s.RateBound)
+}
+
 // output is what one request of this engine is expected to make: the mean of
-// what is reserved there, else this request's own; at least 1.
+// what is reserved there, else this request's own; at least one token.
 func (r *round) output(c *Candidate) float64 {
 	n := float64(r.in.Request.ExpectedTokens)
 	if c.ReservedRequests > 0 && c.ReservedPromptTokens > 0 {
@@ -102,32 +118,12 @@ func (r *round) output(c *Candidate) float64 {
 	return n
 }
 
-func (r *round) observedWork(c *Candidate, decode, prefill float64) (queue, active float64) {
-	o := c.Observed
-	output := r.output(c)
-	// What is reserved and not yet seen by the engine waits too.
-	waiting := o.Waiting + max(0, c.ReservedRequests-o.Running-o.Waiting-o.NewerRequests)
-	tokens := float64(float64(waiting)*output) + float64(max(0, o.NewerTokens-o.NewerPrefillTokens))
-	prompts := float64(o.NewerPrefillTokens)
-	if r.uncached {
-		prompts += float64(o.WaitingUncachedTokens)
-	} else if waiting > 0 && c.ReservedRequests > 0 {
-		prompts += float64(waiting) * float64(c.ReservedPromptTokens) / float64(c.ReservedRequests)
-	}
-	queue = tokens/decode + prompts/prefill
-	active = float64(float64(o.Running)*float64(output*r.s.ActiveShare)) / decode
-	return queue, active
-}
-
 // reservedWork takes as many reservations for running as there are slots.
 func (r *round) reservedWork(c *Candidate, decode, prefill float64) (queue, active float64) {
 	if c.ReservedRequests <= 0 {
 		return 0, 0
 	}
-	runs := 1.0
-	if c.Slots < c.ReservedRequests {
-		runs = float64(max(0, c.Slots)) / float64(c.ReservedRequests)
-	}
+	runs := min(1, float64(max(0, c.Slots))/float64(c.ReservedRequests))
 	prompts := float64(c.ReservedPromptTokens)
 	output := float64(max(0, c.ReservedTokens-c.ReservedPromptTokens))
 	queue = float64(output*(1-runs))/decode + float64(prompts*(1-runs))/prefill
@@ -147,23 +143,22 @@ func (r *round) credit(c *Candidate) float64 {
 	return n
 }
 
-// barrier keeps work from an engine whose KV is nearly full. It needs every
-// candidate's capacity; the fullest rank's usage counts when all tell it.
+// barrier keeps work from an engine whose KV is nearly full: with k the share of
+// its capacity that would be full, barrier x k / (1 - k), written in tokens, so
+// that it takes one division. It needs every candidate's capacity; the fullest
+// rank's usage counts when all tell it.
 func (r *round) barrier(c *Candidate) float64 {
 	own := float64(r.in.Request.PromptTokens + max(0, r.in.Request.ExpectedTokens))
-	k := (float64(r.tokens(c)) + own) / float64(c.CapacityTokens)
+	capacity := float64(c.CapacityTokens)
+	full := float64(r.tokens(c)) + own
 	if r.kv {
-		if worst := c.Observed.KVUsageWorst + float64(own*float64(max(1, c.Ranks)))/float64(c.CapacityTokens); worst > k {
-			k = worst
-		}
+		full = max(full, float64(c.Observed.KVUsageWorst*capacity)+float64(own*float64(max(1, c.Ranks))))
 	}
-	switch {
-	case k <= 0:
+	full = min(full, float64(maxOccupancy*capacity))
+	if full <= 0 {
 		return 0
-	case k > maxOccupancy:
-		k = maxOccupancy
 	}
-	return float64(r.s.Barrier*k) / (1 - k)
+	return float64(r.s.Barrier*full) / (capacity - full)
 }
 
 func (p *projectedTime) pick(r *round) (int, Reason) {
@@ -205,10 +200,9 @@ func (p *projectedTime) wait(r *round, k int) (candidate int, span time.Duration
 			continue
 		}
 		t := r.times(c)
-		decode, _ := r.rates(c)
 		// One of them ends, on average, each output / decode seconds.
 		over := c.ReservedRequests + c.Observed.ExternalRequests - c.Window + 1
-		free := float64(r.output(c)*float64(max(1, over))) / decode
+		free := float64(r.output(c) / r.decodeRate(c) * float64(max(1, over)))
 		if free > left.Seconds() || t.load() > float64(r.s.EscapeRatio*r.leastLoad)+r.s.EscapeFloor {
 			continue
 		}

@@ -88,7 +88,9 @@ func (r *round) pass(exclude bool) {
 			} else {
 				observed = false
 			}
-			f = r.inadmissible(c)
+			if !r.plainlyFree(c) {
+				f = r.inadmissible(c)
+			}
 		}
 		r.filter[i] = f
 		if f == FilterNone {
@@ -157,6 +159,13 @@ func (c *Candidate) rankCapacity() int64 {
 		return c.CapacityTokens / int64(c.Ranks)
 	}
 	return c.CapacityTokens
+}
+
+// plainlyFree tells quickly that a candidate can take work, as plainly does.
+func (r *round) plainlyFree(c *Candidate) bool {
+	o := c.Observed
+	return o != nil && c.ReservedRequests+o.ExternalRequests < c.Window && !c.KVBlocked &&
+		o.KVUsageWorst <= r.s.KVBlock && r.in.Now >= c.PreemptionBlockUntil
 }
 
 // inadmissible judges one engine by what is known of it alone; nothing is
