@@ -34,3 +34,17 @@ func bench(b *testing.B, n int) {
 	}
 	b.ReportMetric(r.Results[0].NSPerDecision, "cpu-ns/decision")
 }
+
+// Bytes do not depend on the machine either.
+func TestABlockAtAnEngineTakesAtMostFortyBytes(t *testing.T) {
+	r, err := Index()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.BytesPerHolding > 40 || r.UniqueBytesPerHolding > 40 {
+		t.Errorf("%.1f bytes when 100 engines share, %.1f when nobody does: want at most 40", r.BytesPerHolding, r.UniqueBytesPerHolding)
+	}
+	if r.InsertsPerCPUS <= 0 || r.LookupsPerCPUS <= 0 || r.UniqueInsertsPerCPUS <= 0 {
+		t.Errorf("nothing was measured: %+v", r)
+	}
+}
