@@ -30,7 +30,7 @@ demo: ## Replay a trace through a whole pool in one process (half a minute)
 
 .PHONY: test
 test: ## Every test that needs nothing but this repository (under 5 minutes)
-	$(GO) test -timeout 5m ./...
+	$(GO) test -p 1 -timeout 5m ./...
 
 .PHONY: test-shared
 test-shared: ## Tests on real traces and captures in SHARED (../shared)
@@ -53,7 +53,7 @@ test-load: ## What real processes occupy, against their bounds (4 minutes)
 
 .PHONY: race
 race: ## The race detector where it pays
-	$(GO) test -race -timeout 15m $(RACE_PACKAGES)
+	$(GO) test -race -p 1 -timeout 15m $(RACE_PACKAGES)
 
 .PHONY: lint
 lint: fmt-check vet ## Formatting, vet and golangci-lint
