@@ -198,11 +198,11 @@ func isConversion(c *ast.CallExpr) bool {
 
 type nothing struct{}
 
-func (nothing) Import(path string) (*types.Package, error) { return nil, errNotLoaded(path) }
+func (nothing) Import(path string) (*types.Package, error) { return nil, notLoadedError(path) }
 
-type errNotLoaded string
+type notLoadedError string
 
-func (e errNotLoaded) Error() string { return string(e) + " is not loaded" }
+func (e notLoadedError) Error() string { return string(e) + " is not loaded" }
 
 // The core ranges over maps where the order plays no part, and says so; scoring
 // and the index have no reason to.
