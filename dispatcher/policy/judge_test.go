@@ -75,6 +75,12 @@ func TestEveryReasonAgainstAReport(t *testing.T) {
 		{"usage in percent", policy.WhyInconsistent, r0(func(r *subjects.RankLoad) { r.KVUsage = ptr(87.0) })},
 		{"more used than there is", policy.WhyInconsistent, r0(func(r *subjects.RankLoad) { r.KVUsedTokens = ptr(int64(120_000)) })},
 		{"used of one rank only", policy.WhyInconsistent, r0(func(r *subjects.RankLoad) { r.KVUsedTokens = nil })},
+		{"the fraction of one rank only", policy.WhyInconsistent, func(l *subjects.Load) {
+			for i := range l.Ranks {
+				l.Ranks[i].KVUsedTokens, l.Ranks[i].KVCapacityTokens = nil, nil
+			}
+			l.Ranks[0].KVUsage = ptr(0.1)
+		}},
 		{"a count beyond reason", policy.WhyInconsistent, r0(func(r *subjects.RankLoad) { r.Running = ptr(1 << 40) })},
 		{"tokens beyond reason", policy.WhyInconsistent, r0(func(r *subjects.RankLoad) { r.WaitingUncachedTokens = ptr(int64(1 << 60)) })},
 		{"zeros before the first measurement", policy.WhyUnpublished, r0(func(r *subjects.RankLoad) {
