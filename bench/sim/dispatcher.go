@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/rollbus/rollbus/dispatcher/core"
@@ -221,7 +222,7 @@ func (d *Dispatcher) repeat(e core.Bind) core.BindAnswer {
 		a.Answer, a.Seq, a.Actual = core.OK, p.Revision, 0
 		return a
 	}
-	if old, ok := d.w.Bus.ids[h.Key()+"#"+itoa(h.Bind)]; ok {
+	if old, ok := d.w.Bus.ids[h.Key()+"#"+strconv.Itoa(h.Bind)]; ok {
 		a.Answer, a.Seq = core.Duplicate, old.seq
 	}
 	return a

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -78,11 +79,11 @@ func (j *job) put(it *item) {
 	at, _ := slices.BinarySearchFunc(*q, it, func(a, b *item) int {
 		switch {
 		case a.facts.Step != b.facts.Step:
-			return cmpRevision(uint64(a.facts.Step), uint64(b.facts.Step))
+			return cmp.Compare(uint64(a.facts.Step), uint64(b.facts.Step))
 		case a.stored != b.stored:
-			return cmpRevision(uint64(a.stored), uint64(b.stored))
+			return cmp.Compare(uint64(a.stored), uint64(b.stored))
 		}
-		return cmpRevision(a.seq, b.seq)
+		return cmp.Compare(a.seq, b.seq)
 	})
 	*q = slices.Insert(*q, at, it)
 	j.waits++

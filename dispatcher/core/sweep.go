@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -34,7 +35,7 @@ func (c *Core) sweepHeld() {
 			}
 		}
 	}
-	slices.SortFunc(due, func(a, b *held) int { return cmpRevision(a.Revision, b.Revision) })
+	slices.SortFunc(due, func(a, b *held) int { return cmp.Compare(a.Revision, b.Revision) })
 	for _, h := range due {
 		if c.ended(h) {
 			c.remove(h) // the server has reclaimed it by its TTL; nobody is told

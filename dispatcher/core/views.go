@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -118,7 +119,7 @@ func (c *Core) swapReservations(v ViewSwap) {
 			}
 		}
 	}
-	slices.SortFunc(stale, func(a, b *held) int { return cmpRevision(a.Revision, b.Revision) })
+	slices.SortFunc(stale, func(a, b *held) int { return cmp.Compare(a.Revision, b.Revision) })
 	for _, h := range stale {
 		c.remove(h)
 	}
@@ -134,16 +135,6 @@ func (c *Core) swapReservations(v ViewSwap) {
 		c.followGone(g)
 	}
 	c.caughtUpAll()
-}
-
-func cmpRevision(a, b uint64) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }
 
 func (c *Core) find(engineName, rollout string) *held {
