@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -84,8 +85,10 @@ func TestTheBalancerInterfaceIsOneAcrossDispatchers(t *testing.T) {
 	if code, out := call(t, two, "POST", "remove_servers", `{"servers":["s1","s2"]}`); code != http.StatusOK {
 		t.Fatalf("remove_servers: %d %v", code, out)
 	}
+	again := 4
 	natstest.Eventually(t, within, "no server takes a request", func() bool {
-		code, _ := call(t, one, "POST", "acquire_server", `{"request_id":"r9","prompt_ids":[1]}`)
+		again++ // one that was still taken stands, and is refused a second time
+		code, _ := call(t, one, "POST", "acquire_server", fmt.Sprintf(`{"request_id":"r%d","prompt_ids":[1]}`, again))
 		return code == http.StatusServiceUnavailable
 	})
 }

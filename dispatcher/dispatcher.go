@@ -234,6 +234,9 @@ func (d *Dispatcher) giveBack(run context.Context, endIntake context.CancelCause
 	defer cancel()
 	d.ready.stop()
 	endIntake(ErrStopped)
+	if !d.queues.drain(ctx) {
+		return false
+	}
 	if !d.send(ctx, core.Stop{}) {
 		return false
 	}

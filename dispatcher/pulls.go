@@ -50,6 +50,17 @@ func openInbox(nc *nats.Conn, h *hand) (*inbox, error) {
 
 func (x *inbox) shut() { _ = x.sub.Unsubscribe() }
 
+// drain ends the subscription; what came before the server heard of it is routed
+// still. The channel is closed when that is done.
+func (x *inbox) drain() <-chan struct{} {
+	done := make(chan struct{})
+	x.sub.SetClosedHandler(func(string) { close(done) })
+	if x.sub.Drain() != nil {
+		return nil // the connection is closed, or the subscription was
+	}
+	return done
+}
+
 // begin registers a pull for at most n messages.
 func (x *inbox) begin(n int) *puller {
 	x.mu.Lock()
@@ -256,6 +267,9 @@ func (d *Dispatcher) pullOnce(ctx context.Context, q *queue, batch int, wait tim
 	body, err := json.Marshal(req)
 	if err != nil {
 		return 0, err
+	}
+	if ctx.Err() != nil {
+		return 0, context.Cause(ctx)
 	}
 	box, err := q.open()
 	if err != nil {

@@ -28,8 +28,9 @@ type queues struct {
 	d       *Dispatcher
 	pulling atomic.Int64
 
-	mu sync.Mutex
-	m  map[core.Queue]*queue
+	mu   sync.Mutex
+	m    map[core.Queue]*queue
+	over atomic.Bool // no inbox is opened any more
 }
 
 // queue is the state of one consumer as this dispatcher knows it.
@@ -87,10 +88,45 @@ func (s *queues) close() {
 	}
 }
 
+// drain takes every inbox away and waits until all that was delivered to them
+// went to a pull or back. What is given back after that cannot be delivered to
+// a pull of ours that nobody reads any more, and wait there for AckWait.
+func (s *queues) drain(ctx context.Context) bool {
+	s.over.Store(true)
+	var all []<-chan struct{}
+	s.mu.Lock()
+	for _, x := range s.m {
+		if done := x.drain(); done != nil {
+			all = append(all, done)
+		}
+	}
+	s.mu.Unlock()
+	for _, done := range all {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+func (x *queue) drain() (done <-chan struct{}) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.box != nil {
+		done, x.box = x.box.drain(), nil
+	}
+	return done
+}
+
 // open is the queue's inbox.
 func (x *queue) open() (*inbox, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.d.queues.over.Load() {
+		return nil, ErrStopped
+	}
 	if x.box == nil {
 		box, err := openInbox(x.d.nc, x.d.hand)
 		if err != nil {

@@ -111,7 +111,8 @@ func (e *engine) recount() {
 func (e *engine) countIn(h *held) {
 	// An epoch not heard of is taken for a newer one: keys and registrations
 	// come by two streams, and the key may be first.
-	live := h.State == subjects.StateExternal || h.State == subjects.StateBound && !e.over(h.Epoch)
+	h.ended = h.ended || e.over(h.Epoch)
+	live := h.State == subjects.StateExternal || h.State == subjects.StateBound && !h.ended
 	if live && !h.counted {
 		h.counted = true
 		add(&e.sum, h, 1)

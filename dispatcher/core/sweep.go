@@ -90,7 +90,7 @@ func (c *Core) blame(h *held, why cause) {
 // have not heard of yet, there is a grace first.
 func (c *Core) due(h *held) time.Duration {
 	at := h.since + time.Duration(turn(h.Key(), c.cfg.Dispatcher, c.live))*c.t.RequeueStagger
-	unheard := h.cause == causeEpoch && !c.engines[h.Engine].over(h.Epoch)
+	unheard := h.cause == causeEpoch && !h.ended
 	if h.cause == causeAnswered || h.cause == causeExpired || unheard {
 		at += c.t.ReleaseGrace
 	}

@@ -17,6 +17,7 @@ import (
 type held struct {
 	ReservationPut
 	counted bool // in its engine's sums
+	ended   bool // its epoch is known to be over, and stays so when the engine's list forgets it
 	unseen  bool // known from our own bind's answer; the follower has not delivered it yet
 
 	cause  cause         // why it must end, none while its agent is at it
