@@ -20,7 +20,9 @@ type Bus struct {
 	engineSeq map[string]uint64
 	ids       map[string]seen // Nats-Msg-Id of the bucket, kept 2 min
 
-	queue    []*message // ROLLOUTS and RETRY, in order of storing
+	queues   map[core.Queue]*fifo // ROLLOUTS and RETRY
+	order    []core.Queue         // of their first messages
+	queued   int
 	queueSeq uint64
 	queueIDs map[string]seen
 
@@ -69,7 +71,8 @@ func newBus(w *World) *Bus {
 	return &Bus{
 		w: w, keys: map[string]*core.ReservationPut{}, markers: map[string]*core.ReservationGone{},
 		engineSeq: map[string]uint64{}, ids: map[string]seen{}, queueIDs: map[string]seen{},
-		known: map[core.Queue]bool{}, bound: map[string]int{},
+		queues: map[core.Queue]*fifo{},
+		known:  map[core.Queue]bool{}, bound: map[string]int{},
 		register: map[string]*core.Answered{}, engines: map[string]*core.EnginePut{},
 		dispatchers: map[string]*core.DispatcherPut{}, cancels: map[string]*core.CancelPut{},
 	}
@@ -84,7 +87,7 @@ func (b *Bus) Submit(f subjects.Facts) {
 	}
 	b.queueSeq++
 	b.queueIDs[f.Key()] = seen{b.queueSeq, b.w.Now}
-	b.queue = append(b.queue, &message{
+	b.store(&message{
 		queue: core.Queue{Job: f.Job, Lane: f.Lane}, facts: f, seq: b.queueSeq, stored: b.w.stamp(),
 	})
 	b.w.Accepted[f.Key()] = f
@@ -217,50 +220,11 @@ func (b *Bus) retry(e core.Retry) core.Answer {
 	b.queueIDs[msgID] = seen{b.queueSeq, b.w.Now}
 	f := b.w.Accepted[subjects.RolloutKey(e.Job, e.ID)]
 	f.Bind, f.Burnt, f.Tried, f.LeftMS, f.Accepted, f.Lane = e.Bind, e.Burnt, slices.Clone(e.Tried), e.LeftMS, e.Accepted, e.Lane
-	b.queue = append(b.queue, &message{
+	b.store(&message{
 		queue: core.Queue{Job: e.Job, Retry: true}, facts: f, seq: b.queueSeq, stored: b.w.stamp(),
 	})
 	b.w.Requeues++
 	return core.OK
-}
-
-// fetch takes up to n messages that are ready.
-func (b *Bus) fetch(q core.Queue, n int, who string) (out []*message, pending uint64) {
-	for _, m := range b.queue {
-		if m.queue != q || m.ready > b.w.Now || m.holder != "" && m.until > b.w.Now {
-			continue
-		}
-		if len(out) < n {
-			m.holder, m.until = who, b.w.Now+ackWait
-			m.copies++
-			out = append(out, m)
-			continue
-		}
-		pending++
-	}
-	return out, pending
-}
-
-func (b *Bus) ack(m *message) {
-	if i := slices.Index(b.queue, m); i >= 0 {
-		b.queue = slices.Delete(b.queue, i, i+1)
-	}
-}
-
-func (b *Bus) census() core.Jobs {
-	n := map[core.Queue]uint64{}
-	var order []core.Queue
-	for _, m := range b.queue {
-		if n[m.queue] == 0 {
-			order = append(order, m.queue)
-		}
-		n[m.queue]++
-	}
-	var j core.Jobs
-	for _, q := range order {
-		j.Queues = append(j.Queues, core.QueueDepth{Queue: q, Messages: n[q]})
-	}
-	return j
 }
 
 // swaps are complete views of every kind, as a follower reads them from the start.
@@ -303,7 +267,7 @@ func sorted[V any](m map[string]V) []string {
 // Queued names what waits in ROLLOUTS and RETRY, in order.
 func (b *Bus) Queued() []string {
 	var out []string
-	for _, m := range b.queue {
+	for m := range b.waiting {
 		out = append(out, m.facts.Key())
 	}
 	return out
@@ -323,7 +287,7 @@ func (b *Bus) tally(p *core.ReservationPut, by int) {
 
 // Deliveries is how often a queued rollout was handed out.
 func (b *Bus) Deliveries(key string) int {
-	for _, m := range b.queue {
+	for m := range b.waiting {
 		if m.facts.Key() == key {
 			return m.copies
 		}

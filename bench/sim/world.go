@@ -144,7 +144,7 @@ func (w *World) Run(d time.Duration, done func() bool) bool {
 // AllAnswered tells whether every accepted rollout has an answer and no
 // reservation is left.
 func (w *World) AllAnswered() bool {
-	return len(w.Answers) == len(w.Accepted) && len(w.Bus.keys) == 0 && len(w.Bus.queue) == 0
+	return len(w.Answers) == len(w.Accepted) && len(w.Bus.keys) == 0 && w.Bus.queued == 0
 }
 
 func (w *World) answered(a subjects.Answer) {
@@ -199,7 +199,7 @@ func (w *World) attempts(k string) int {
 }
 
 func (w *World) whereabouts(key string) string {
-	for _, m := range w.Bus.queue {
+	for m := range w.Bus.waiting {
 		if m.facts.Key() == key {
 			return fmt.Sprintf("in queue %+v, holder %q", m.queue, m.holder)
 		}
