@@ -1,0 +1,106 @@
+package policy
+
+import (
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+)
+
+// FuserState is a Fuser as plain data, for checkpoints.
+type FuserState struct {
+	Tokens, Requests       float64
+	HasTokens, HasRequests bool
+	At                     time.Duration
+	Decode, Prefill        float64 // tokens/s learned
+}
+
+// State of the fuser now.
+func (f *Fuser) State() FuserState {
+	return FuserState{f.tokens, f.requests, f.hasTokens, f.hasRequests, f.at, f.rates.decode, f.rates.prefill}
+}
+
+// Fuser is the one that the state was taken of.
+func (s FuserState) Fuser() Fuser {
+	return Fuser{tokens: s.Tokens, requests: s.Requests, hasTokens: s.HasTokens, hasRequests: s.HasRequests, at: s.At, rates: rates{s.Decode, s.Prefill}}
+}
+
+// LengthsState is what was learned of lengths as plain data, oldest first.
+type LengthsState struct {
+	Groups []GroupLength
+	Jobs   []JobLength
+	Pool   float64
+	Seen   bool
+}
+
+// GroupLength is the average length of a group's answers, in tokens.
+type GroupLength struct {
+	Job, Group string
+	Tokens     float64
+}
+
+// JobLength is the average length of a job's answers, in tokens.
+type JobLength struct {
+	Job    string
+	Tokens float64
+}
+
+// State of what was learned now.
+func (l *Lengths) State() LengthsState {
+	s := LengthsState{Pool: l.pool, Seen: l.seen}
+	for _, k := range l.groups.Keys() {
+		v, _ := l.groups.Peek(k)
+		s.Groups = append(s.Groups, GroupLength{k.job, k.group, v})
+	}
+	for _, k := range l.jobs.Keys() {
+		v, _ := l.jobs.Peek(k)
+		s.Jobs = append(s.Jobs, JobLength{k, v})
+	}
+	return s
+}
+
+// Lengths are those that the state was taken of.
+func (s LengthsState) Lengths() *Lengths {
+	l := NewLengths()
+	l.pool, l.seen = s.Pool, s.Seen
+	for _, g := range s.Groups {
+		l.groups.Add(lengthKey{g.Job, g.Group}, g.Tokens)
+	}
+	for _, j := range s.Jobs {
+		l.jobs.Add(j.Job, j.Tokens)
+	}
+	return l
+}
+
+// StickyState is what a Sticky remembers as plain data, oldest first.
+type StickyState struct {
+	Trajectories, Groups []StickyEngine
+}
+
+// StickyEngine is the last engine of one trajectory or group.
+type StickyEngine struct {
+	Job, ID, Engine string
+}
+
+// State of what is remembered now.
+func (s *Sticky) State() StickyState {
+	of := func(m *simplelru.LRU[stickyKey, string]) (out []StickyEngine) {
+		for _, k := range m.Keys() {
+			e, _ := m.Peek(k)
+			out = append(out, StickyEngine{k.job, k.id, e})
+		}
+		return out
+	}
+	return StickyState{of(s.trajectories), of(s.groups)}
+}
+
+// Sticky is the one that the state was taken of.
+func (s StickyState) Sticky() *Sticky {
+	out := NewSticky()
+	for _, e := range s.Trajectories {
+		out.trajectories.Add(stickyKey{e.Job, e.ID}, e.Engine)
+	}
+	for _, e := range s.Groups {
+		out.groups.Add(stickyKey{e.Job, e.ID}, e.Engine)
+	}
+	return out
+}
