@@ -12,6 +12,9 @@ FUZZTIME      ?= 5s
 SEED          ?= 0# of the schedule of faults; 0 = a random one
 KILLS         ?= 100
 ROLLOUTS      ?= 5000
+IMAGE         ?= rollbus:$(VERSION)
+IMAGE_TOOL    ?= $(shell for t in docker podman buildah; do if $$t info >/dev/null 2>&1; then echo $$t; exit; fi; done)
+CERTIFICATES  ?= /etc/ssl/certs/ca-certificates.crt
 
 # Where data races would hurt, and tests are quick enough to look for them.
 RACE_PACKAGES := ./kvstate/... ./dispatcher/... ./workeragent/... ./client/... ./bench/checker/...
@@ -23,6 +26,16 @@ help: ## List the targets
 .PHONY: build
 build: ## Build bin/rollbus, static, with its version
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/rollbus ./cmd/rollbus
+
+.PHONY: image
+image: build ## Build the container image IMAGE with docker, podman or buildah
+	@test -n '$(IMAGE_TOOL)' || { echo "make image: none of docker, podman and buildah works here: install one, or name it with IMAGE_TOOL=<command>" >&2; exit 1; }
+	@test -r '$(CERTIFICATES)' || { echo "make image: no $(CERTIFICATES): install ca-certificates, or name a bundle with CERTIFICATES=<file>" >&2; exit 1; }
+	rm -rf dist/image
+	install -D -m 0755 bin/rollbus dist/image/rollbus
+	install -D -m 0644 '$(CERTIFICATES)' dist/image/etc/ssl/certs/ca-certificates.crt
+	install -m 0644 deploy/image/etc/* dist/image/etc/
+	$(IMAGE_TOOL) build -f deploy/Dockerfile -t '$(IMAGE)' dist/image
 
 .PHONY: demo
 demo: ## Replay a trace through a whole pool in one process (half a minute)
@@ -42,6 +55,10 @@ test-shared: ## Tests on real traces and captures in SHARED (../shared)
 .PHONY: test-nats-cli
 test-nats-cli: ## The commands of docs/submit.md with the real nats tool (builds it)
 	$(GO) test -tags natscli -timeout 10m -count 1 -run NatsTool ./cmd/rollbus
+
+.PHONY: test-image
+test-image: ## Build the image with buildah and run what is in it (root, no daemon)
+	$(GO) test -tags image -timeout 10m -count 1 -run Image ./cmd/rollbus
 
 .PHONY: test-faults
 test-faults: ## Kill real processes for minutes; SEED=n KILLS=n ROLLOUTS=n
@@ -67,7 +84,7 @@ fmt-check: ## Fail if gofmt would change a file
 .PHONY: vet
 vet: ## go vet, with every build tag
 	$(GO) vet ./...
-	$(GO) vet -tags shared,natscli,load ./...
+	$(GO) vet -tags shared,natscli,load,image ./...
 
 .PHONY: units
 units: build ## Check the systemd units with systemd-analyze
