@@ -198,6 +198,7 @@ func (d *Dispatcher) carry(e core.Effect) {
 		d.write(func() {
 			if m != nil && m.holder == d.Name {
 				m.holder, m.ready = "", d.w.Now+e.Delay
+				b.wakeIn(e.Delay, m.queue)
 			}
 		})
 	case core.Rebuild:
@@ -250,7 +251,7 @@ func (d *Dispatcher) fetch(e core.Fetch, until time.Duration) {
 	}
 	got, pending := d.w.Bus.fetch(e.Queue, e.N, d.Name)
 	if len(got) == 0 && d.w.Now < until {
-		d.w.after(min(2*time.Millisecond, until-d.w.Now), func() { d.fetch(e, until) })
+		d.w.Bus.park(e.Queue, until, func() { d.fetch(e, until) })
 		return
 	}
 	for i, m := range got {

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"slices"
+	"time"
 
 	"github.com/rollbus/rollbus/dispatcher/core"
 )
@@ -12,6 +13,13 @@ type fifo struct {
 	fresh []*message
 	head  int
 	out   []*message
+	pulls []*pull // that wait for a message, longest first
+}
+
+// pull is a fetch that found nothing yet.
+type pull struct {
+	again func()
+	over  bool
 }
 
 func (f *fifo) len() int { return len(f.fresh) - f.head + len(f.out) }
@@ -57,6 +65,38 @@ func (b *Bus) store(m *message) {
 	}
 	f.fresh = append(f.fresh, m)
 	b.queued++
+	b.wakeIn(0, m.queue)
+}
+
+// park tries a fetch again when a message may be there, at the latest at until.
+func (b *Bus) park(q core.Queue, until time.Duration, again func()) {
+	f := b.queues[q]
+	if f == nil {
+		f = &fifo{}
+		b.queues[q] = f
+		b.order = append(b.order, q)
+	}
+	p := &pull{again: again}
+	f.pulls = append(f.pulls, p)
+	b.w.at(until, func() { b.wake(f, p) })
+}
+
+func (b *Bus) wake(f *fifo, p *pull) {
+	if p.over {
+		return
+	}
+	p.over = true
+	f.pulls = slices.DeleteFunc(f.pulls, func(x *pull) bool { return x == p })
+	p.again()
+}
+
+// wakeIn lets the pull that waits longest look again after d.
+func (b *Bus) wakeIn(d time.Duration, q core.Queue) {
+	b.w.after(d, func() {
+		if f := b.queues[q]; len(f.pulls) > 0 {
+			b.wake(f, f.pulls[0])
+		}
+	})
 }
 
 // waiting yields every message of ROLLOUTS and RETRY, queue by queue in order
@@ -83,6 +123,7 @@ func (b *Bus) fetch(q core.Queue, n int, who string) (out []*message, pending ui
 	for _, m := range out {
 		m.holder, m.until = who, b.w.Now+ackWait
 		m.copies++
+		b.wakeIn(ackWait, q)
 	}
 	return out, uint64(len(f.fresh) - f.head)
 }
