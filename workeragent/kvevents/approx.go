@@ -52,10 +52,12 @@ func (a *Approximate) Ran(now time.Duration, ns uint64, blocks []uint64) {
 		}
 		a.blocks[b] = a.order.PushFront(ran{b, ns, now})
 	}
+	parent := ns
 	for _, b := range blocks { // parents first
 		if a.view.blocks.get(b) == (holders{}) {
-			a.view.add(GPU, ns, b)
+			a.view.add(GPU, ns, parent, b)
 		}
+		parent = b
 	}
 	for a.order.Len() > a.max {
 		a.forget(a.order.Back())

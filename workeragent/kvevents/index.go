@@ -157,7 +157,7 @@ func (x *Index) clear(alone bool) {
 		if alone {
 			x.view.reset()
 		} else {
-			x.walk(x.view.del)
+			x.walk(x.hide)
 		}
 	}
 	x.empty()
@@ -172,12 +172,14 @@ func (x *Index) show(shown bool) {
 	if shown {
 		x.walk(x.view.add)
 	} else {
-		x.walk(x.view.del)
+		x.walk(x.hide)
 	}
 }
 
-// walk visits every pool block that is present.
-func (x *Index) walk(f func(Tier, uint64, uint64)) {
+func (x *Index) hide(t Tier, ns, _, block uint64) { x.view.del(t, ns, block) }
+
+// walk visits every pool block that is present, with the one before it.
+func (x *Index) walk(f func(t Tier, ns, parent, block uint64)) {
 	for i := 1; i < len(x.nodes); i++ {
 		n := &x.nodes[i]
 		if n.tiers == 0 || n.flags&opaque != 0 {
@@ -185,10 +187,12 @@ func (x *Index) walk(f func(Tier, uint64, uint64)) {
 		}
 		for t := range Tier(tiers) {
 			bit := uint8(1) << t
+			parent := x.chainBefore(n)
 			for j, b := range x.blocksOf(uint32(i)) {
 				if j == 0 && n.first&bit != 0 || j > 0 && n.tiers&bit != 0 {
-					f(t, n.ns, b)
+					f(t, n.ns, parent, b)
 				}
+				parent = b
 			}
 		}
 	}
@@ -207,9 +211,18 @@ func (x *Index) blocksOf(i uint32) []uint64 {
 	return x.multi[i]
 }
 
-func (x *Index) add(t Tier, ns, block uint64) {
+// chainBefore is the last whole pool block before a node's first token, the
+// namespace if there is none.
+func (x *Index) chainBefore(n *node) uint64 {
+	if n.parent == 0 {
+		return n.ns
+	}
+	return x.nodes[n.parent].chain
+}
+
+func (x *Index) add(t Tier, ns, parent, block uint64) {
 	if x.shown {
-		x.view.add(t, ns, block)
+		x.view.add(t, ns, parent, block)
 	}
 }
 
@@ -238,14 +251,14 @@ func (x *Index) set(i uint32, t Tier) {
 	if count > 0 && x.covered(n, bit) {
 		n.first |= bit
 		if count == 1 {
-			x.add(t, n.ns, n.chain)
+			x.add(t, n.ns, x.chainBefore(n), n.chain)
 		} else {
-			x.add(t, n.ns, x.multi[i][0])
+			x.add(t, n.ns, x.chainBefore(n), x.multi[i][0])
 		}
 	}
 	if count > 1 {
-		for _, block := range x.multi[i][1:] {
-			x.add(t, n.ns, block)
+		for j, block := range x.multi[i][1:] {
+			x.add(t, n.ns, x.multi[i][j], block)
 		}
 	}
 	if n.tail > 0 { // else nothing below leans on it
@@ -293,7 +306,7 @@ func (x *Index) raise(i uint32, t Tier) {
 	if blocks := x.blocksOf(i); len(blocks) > 0 {
 		if n.first&bit == 0 && x.covered(n, bit) {
 			n.first |= bit
-			x.add(t, n.ns, blocks[0])
+			x.add(t, n.ns, x.chainBefore(n), blocks[0])
 		}
 		return
 	}

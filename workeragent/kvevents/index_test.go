@@ -19,6 +19,9 @@ type mirror struct {
 	epoch string
 	seq   uint64
 	held  [3]map[uint64]bool
+
+	parents map[uint64]uint64 // if not nil: what a named parent has to be, by block
+	named   int               // stores that named one
 }
 
 func newMirror(t testing.TB) *mirror {
@@ -45,6 +48,15 @@ func (m *mirror) take(b []byte) {
 		m.t.Fatalf("change %d after %d", c.Seq, m.seq)
 	}
 	m.seq = c.Seq
+	if c.HasParent {
+		m.named++
+		if c.Parent != c.Namespace && !m.held[GPU][c.Parent] {
+			m.t.Fatalf("a store behind block %x, which was never told (scenario C4)", c.Parent)
+		}
+		if want, ok := m.parents[c.Blocks[0]]; m.parents != nil && (!ok || want != c.Parent) {
+			m.t.Fatalf("block %x named behind %x, want %x", c.Blocks[0], c.Parent, want)
+		}
+	}
 	for _, block := range c.Blocks {
 		held := m.held[c.Tier]
 		if held[block] == (c.Kind == Stored) {
@@ -220,6 +232,40 @@ func TestAStoreBehindAnUnknownParentIsNeverAPrefix(t *testing.T) {
 	}
 }
 
+// TestAStoreNamesTheBlockBeforeIt: whoever follows the changes can tell that it
+// has lost something (scenario C4). What is not in the view is not named.
+func TestAStoreNamesTheBlockBeforeIt(t *testing.T) {
+	var got []Change
+	v := NewView("e", func(b []byte) {
+		c, err := DecodeChange(b, nil)
+		if err != nil {
+			t.Error(err)
+		}
+		got = append(got, c)
+	})
+	x := NewIndex(IndexConfig{Model: "m", BlockTokens: 8}, v, nil)
+	ns := blockhash.Namespace("m", "", "")
+	chain := blockhash.Chain(nil, ns, seq(0, 32), 8)
+	apply(x, 0, stored(GPU, 0, 8, seq(0, 8), 1))
+	apply(x, 0, stored(GPU, 1, 8, seq(8, 16), 2, 3))
+	apply(x, 0, removed(GPU, 3))
+	apply(x, 0, stored(CPU, 2, 8, seq(16, 8), 3))
+	apply(x, 0, stored(GPU, 3, 8, seq(24, 8), 4)) // its parent is in CPU memory only
+	want := []Change{
+		{Kind: Stored, Blocks: chain[:1], HasParent: true, Parent: ns},
+		{Kind: Stored, Blocks: chain[1:3], HasParent: true, Parent: chain[0]},
+		{Kind: Removed, Blocks: chain[2:3]},
+		{Kind: Stored, Tier: CPU, Blocks: chain[2:3], HasParent: true, Parent: chain[1]},
+		{Kind: Stored, Blocks: chain[3:]},
+	}
+	for i := range want {
+		want[i].Epoch, want[i].Seq, want[i].Namespace = "e", uint64(i+1), ns
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("published (-want +got):\n%s", d)
+	}
+}
+
 func TestTiersAreASet(t *testing.T) {
 	x, m := newIndex(t, IndexConfig{Model: "m", LowerTTL: time.Minute})
 	apply(x, 0, stored(GPU, 0, 64, seq(0, 64), 1), Event{Kind: Stored, Tier: CPU, Hashes: []uint64{1}, Group: -1}, removed(GPU, 1))
@@ -312,6 +358,7 @@ func TestTheIndexAgreesWithAModel(t *testing.T) {
 		}
 		size := rapid.SampledFrom([]int{1, 2, 3, 4, 8, 12, 16, 20}).Draw(rt, "engine block")
 		m := newMirror(t)
+		m.parents = map[uint64]uint64{}
 		v := NewView("e", m.take)
 		x := NewIndex(IndexConfig{Model: "m", BlockTokens: poolBlock}, v, nil)
 		model := map[uint64]*block{}
@@ -389,6 +436,10 @@ func TestTheIndexAgreesWithAModel(t *testing.T) {
 					model[next] = b
 					hashes = append(hashes, next)
 					at = next
+				}
+				before := blockhash.Namespace("m", "", "")
+				for _, c := range blockhash.Chain(nil, before, tokens, poolBlock) {
+					m.parents[c], before = before, c
 				}
 				apply(x, 0, stored(tier, parent, size, tokens[len(prefix):], hashes...))
 				check()

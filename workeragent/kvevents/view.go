@@ -86,9 +86,10 @@ func (v *View) Match(blocks []uint64) (n int, byTier [3]int) {
 	return n, byTier
 }
 
-// add counts a holder of a block; the first one is published. Shared memory is
+// add counts a holder of a block; the first one is published. parent is the
+// block before it, the namespace for the first of a prompt. Shared memory is
 // nobody's. Call with mu held.
-func (v *View) add(t Tier, ns, block uint64) {
+func (v *View) add(t Tier, ns, parent, block uint64) {
 	if t > SSD {
 		return
 	}
@@ -98,7 +99,7 @@ func (v *View) add(t Tier, ns, block uint64) {
 	}
 	v.blocks.put(block, h)
 	if h[t] == 1 {
-		v.write(Stored, t, ns, block)
+		v.write(Stored, t, ns, parent, block)
 	}
 }
 
@@ -114,7 +115,7 @@ func (v *View) del(t Tier, ns, block uint64) {
 	h[t]--
 	v.blocks.put(block, h) // nobody left: deleted
 	if h[t] == 0 {
-		v.write(Removed, t, ns, block)
+		v.write(Removed, t, ns, 0, block)
 	}
 }
 
@@ -126,10 +127,17 @@ func (v *View) reset() {
 	v.flush()
 }
 
-func (v *View) write(k Kind, t Tier, ns, block uint64) {
+func (v *View) write(k Kind, t Tier, ns, parent, block uint64) {
 	if v.kind != k || v.tier != t || v.ns != ns || v.room == 0 {
 		v.flush()
 		v.change(k, t, ns)
+		// Who follows can check that it has the parent too (scenario C4), so it is
+		// named only when it is in this view: a lower tier may keep a block whose
+		// parent has gone, and its blocks expire there at another time than here.
+		if k == Stored && (parent == ns || v.blocks.get(parent)[GPU] > 0) {
+			v.buf[1] |= parentFlag
+			v.buf = binary.LittleEndian.AppendUint64(v.buf, parent)
+		}
 	}
 	v.buf = binary.LittleEndian.AppendUint64(v.buf, block)
 	v.room--

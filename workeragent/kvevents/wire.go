@@ -9,12 +9,13 @@ import (
 // A cache event on the wire, little-endian (wire.md, `cache`):
 //
 //	byte  0      version, 1
-//	byte  1      op: 1 stored, 2 removed, 3 cleared
+//	byte  1      op: 1 stored, 2 removed, 3 cleared; 0x11: stored, with a parent
 //	byte  2      tier: 0 gpu, 1 cpu, 2 ssd
 //	byte  3      length n of the epoch
 //	4..12        sequence
 //	12..20       namespace hash
 //	20..20+n     epoch
+//	8 bytes      with a parent: the block before the first one below; the namespace hash when that begins a prompt
 //	then         8-byte block hashes, to the end; of a stored chain the parents first
 //
 // A part of a snapshot:
@@ -33,6 +34,7 @@ const (
 	wireHead    = 20
 	snapshotOp  = 0x80
 	lastPart    = 0x01
+	parentFlag  = 0x10
 )
 
 // ErrWire is a cache event or snapshot part that cannot be read.
@@ -46,11 +48,24 @@ type Change struct {
 	Kind      Kind
 	Tier      Tier
 	Blocks    []uint64
+	// Parent of the first stored block, equal to Namespace when that begins a
+	// prompt: a block that whoever follows must hold in the GPU tier, or it has
+	// lost something. HasParent is false when the parent is not in the view, and
+	// from agents that do not tell.
+	Parent    uint64
+	HasParent bool
 }
 
 // AppendChange encodes c behind dst.
 func AppendChange(dst []byte, c *Change) []byte {
-	dst = appendHead(dst, byte(c.Kind), c.Tier, c.Epoch, c.Seq, c.Namespace)
+	op := byte(c.Kind)
+	if c.HasParent {
+		op |= parentFlag
+	}
+	dst = appendHead(dst, op, c.Tier, c.Epoch, c.Seq, c.Namespace)
+	if c.HasParent {
+		dst = binary.LittleEndian.AppendUint64(dst, c.Parent)
+	}
 	for _, b := range c.Blocks {
 		dst = binary.LittleEndian.AppendUint64(dst, b)
 	}
@@ -71,9 +86,12 @@ func DecodeChange(b []byte, blocks []uint64) (Change, error) {
 	if err != nil {
 		return Change{}, err
 	}
-	c := Change{Epoch: epoch, Kind: Kind(b[1]), Tier: Tier(b[2]), Seq: binary.LittleEndian.Uint64(b[4:]), Namespace: binary.LittleEndian.Uint64(b[12:])}
-	if c.Kind < Stored || c.Kind > Cleared {
-		return Change{}, fmt.Errorf("%w: op %d", ErrWire, b[1])
+	c := Change{Epoch: epoch, Kind: Kind(b[1] &^ parentFlag), HasParent: b[1]&parentFlag != 0, Tier: Tier(b[2]), Seq: binary.LittleEndian.Uint64(b[4:]), Namespace: binary.LittleEndian.Uint64(b[12:])}
+	if c.Kind < Stored || c.Kind > Cleared || c.HasParent && (c.Kind != Stored || len(body) < 8) {
+		return Change{}, fmt.Errorf("%w: op %#x, %d bytes of blocks", ErrWire, b[1], len(body))
+	}
+	if c.HasParent {
+		c.Parent, body = binary.LittleEndian.Uint64(body), body[8:]
 	}
 	c.Blocks = readBlocks(body, blocks)
 	return c, nil
