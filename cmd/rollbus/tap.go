@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/rollbus/rollbus/subjects"
+	"github.com/rollbus/rollbus/workeragent/kvevents"
 )
 
 // Tap follows a pool.
@@ -35,7 +36,7 @@ type tapped struct {
 	Kind    string          `json:"kind"`
 	Subject string          `json:"subject"`
 	Bytes   int             `json:"bytes"`
-	Facts   map[string]any  `json:"facts,omitempty"` // Rollout- headers
+	Facts   map[string]any  `json:"facts,omitempty"` // Rollout- headers; what a cache event says
 	Data    json.RawMessage `json:"data,omitempty"`  // of load and decision
 }
 
@@ -105,15 +106,45 @@ func line(kind string, m *nats.Msg) tapped {
 	if (kind == "load" || kind == "decision") && json.Valid(m.Data) {
 		l.Data = m.Data
 	}
+	if kind == "cache" {
+		l.Facts = cacheFacts(m.Data)
+	}
 	return l
+}
+
+// cacheFacts reads a cache event. Hashes are hexadecimal: many readers of JSON
+// round whole numbers beyond 2^53.
+func cacheFacts(b []byte) map[string]any {
+	c, err := kvevents.DecodeChange(b, nil)
+	if err != nil {
+		return map[string]any{"error": err.Error()}
+	}
+	hash := func(h uint64) string { return fmt.Sprintf("%016x", h) }
+	blocks := make([]string, len(c.Blocks))
+	for i, h := range c.Blocks {
+		blocks[i] = hash(h)
+	}
+	f := map[string]any{"op": c.Kind.String(), "epoch": c.Epoch, "seq": c.Seq}
+	if c.Kind != kvevents.Cleared {
+		f["tier"], f["namespace"], f["blocks"] = c.Tier.String(), hash(c.Namespace), blocks
+	}
+	if c.HasParent {
+		f["parent"] = hash(c.Parent)
+	}
+	return f
 }
 
 func (l tapped) print(p printer) error {
 	what := string(l.Data)
 	if len(l.Facts) > 0 {
 		var parts []string
-		for _, k := range []string{"status", "engine", "bind", "prompt-tokens", "completion-tokens", "cached-tokens", "max-tokens", "tried"} {
-			if v, ok := l.Facts[k]; ok {
+		for _, k := range []string{"status", "engine", "bind", "prompt-tokens", "completion-tokens", "cached-tokens", "max-tokens", "tried",
+			"op", "tier", "epoch", "seq", "blocks", "parent", "error"} {
+			v, ok := l.Facts[k]
+			if hashes, list := v.([]string); list {
+				v = len(hashes)
+			}
+			if ok {
 				parts = append(parts, fmt.Sprintf("%s=%v", k, v))
 			}
 		}
