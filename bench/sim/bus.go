@@ -142,7 +142,7 @@ func (b *Bus) put(h subjects.Held, ttl time.Duration) uint64 {
 	b.engineSeq[h.Engine] = b.seq
 	b.w.tell(*p)
 	if n := b.w.Nodes[h.Engine]; n != nil {
-		b.w.after(b.w.delay(), func() { n.see(*p) })
+		n.follow(func() { n.see(*p) })
 	}
 	return b.seq
 }
@@ -165,7 +165,7 @@ func (b *Bus) remove(r subjects.Released, revision uint64) (core.Answer, uint64)
 	b.engineSeq[r.Engine] = b.seq
 	b.w.tell(*g)
 	if n := b.w.Nodes[r.Engine]; n != nil {
-		b.w.after(b.w.delay(), func() { n.lost(*g) })
+		n.follow(func() { n.lost(*g) })
 	}
 	b.w.after(markerTTL, func() { b.expireMarker(k, g) })
 	return core.OK, b.seq

@@ -21,7 +21,7 @@ type Dispatcher struct {
 	backlog []core.Event
 	msgs    map[core.Handle]*message
 	handle  core.Handle
-	next    time.Duration // earliest delivery of the next followed change: they come in order
+	next    map[stream]time.Duration // earliest delivery of the next entry: each stream comes in order, and no two together
 	Log     func(ev core.Event, now time.Duration, out []core.Effect)
 	// Die, when set, is asked before each effect is carried out; true kills it there.
 	Die func(core.Effect) bool
@@ -29,7 +29,7 @@ type Dispatcher struct {
 
 // AddDispatcher starts a dispatcher: its views come whole first.
 func (w *World) AddDispatcher(name string) *Dispatcher {
-	d := &Dispatcher{w: w, Name: name, started: w.Now, alive: true, msgs: map[core.Handle]*message{}}
+	d := &Dispatcher{w: w, Name: name, started: w.Now, alive: true, msgs: map[core.Handle]*message{}, next: map[stream]time.Duration{}}
 	d.Core = core.New(core.Config{Dispatcher: name, Timings: w.opts.Timings})
 	w.Cores[name] = d
 	d.step(core.ServerTime{UnixNano: w.stamp()})
@@ -69,10 +69,56 @@ func (d *Dispatcher) rebuild() {
 	}
 }
 
-// follow delivers a change after a delay, never before an earlier one.
-func (d *Dispatcher) follow(ev core.Event) {
-	d.next = max(d.next, d.w.Now+d.w.delay())
-	d.w.at(d.next, func() { d.step(ev) })
+// lane is one thing that is followed, or a subject that is heard.
+type lane uint8
+
+const (
+	laneReservations lane = iota
+	laneResults
+	laneEngines
+	laneDispatchers
+	laneCancels
+	lanePools
+	laneLoad
+	laneCache
+	laneSnapshot
+)
+
+// stream is what keeps its order on the way to a dispatcher: a followed stream,
+// or a subject of one engine.
+type stream struct {
+	lane   lane
+	engine string
+}
+
+func laneOf(ev core.Event) lane {
+	switch ev.(type) {
+	case core.ReservationPut, core.ReservationGone:
+		return laneReservations
+	case core.Answered:
+		return laneResults
+	case core.EnginePut, core.EngineGone:
+		return laneEngines
+	case core.DispatcherPut, core.DispatcherGone:
+		return laneDispatchers
+	case core.CancelPut:
+		return laneCancels
+	}
+	return lanePools
+}
+
+// follow delivers a change after a delay, never before an earlier one of its stream.
+func (d *Dispatcher) follow(ev core.Event) { d.deliver(ev, stream{lane: laneOf(ev)}, 0) }
+
+// hear delivers a report that nobody keeps: lost when the dispatcher cannot hear.
+func (d *Dispatcher) hear(ev core.Event, l lane, engine string, extra time.Duration) {
+	d.deliver(ev, stream{l, engine}, extra)
+}
+
+func (d *Dispatcher) deliver(ev core.Event, s stream, extra time.Duration) {
+	at := max(d.next[s], d.w.Now+d.w.delay()+extra)
+	d.next[s] = at
+	d.w.at(at, func() { d.step(ev) })
 }
 
 func (d *Dispatcher) every(period time.Duration, again func()) {
@@ -203,6 +249,8 @@ func (d *Dispatcher) carry(e core.Effect) {
 		})
 	case core.Rebuild:
 		d.w.after(d.w.delay(), d.rebuild)
+	case core.AskSnapshot:
+		d.write(func() { d.w.Nodes[e.Engine].snapshot(d, e.Epoch) })
 	case core.Decision:
 		d.w.Decisions = append(d.w.Decisions, e)
 		if d.w.OnDecision != nil {

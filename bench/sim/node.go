@@ -28,13 +28,17 @@ type Node struct {
 	seq     uint64 // revision of its registration
 	running map[string]*run
 	spool   []func()
-	Most    int // runs at once, ever
-	Offered int // keys bound at once in one life, ever
+	next    time.Duration // earliest delivery of the next entry of its own keys: they come in order
+	tell    *reports      // nil without an engine model
+	Most    int           // runs at once, ever
+	Offered int           // keys bound at once in one life, ever
 }
 
 type run struct {
-	put  core.ReservationPut
-	dead bool
+	put    core.ReservationPut
+	dead   bool
+	tokens int  // generated, when an engine model ran it to its end
+	cached *int // of its prompt
 }
 
 // AddNode starts an engine with that many slots and KV tokens (0 = unknown).
@@ -57,6 +61,9 @@ func (n *Node) Start() {
 	n.alive, n.away = true, false
 	n.Reg.Epoch = fmt.Sprintf("%s-%d", n.Name, n.life)
 	n.running = map[string]*run{}
+	if n.tell != nil {
+		_ = n.boot() // the same configuration was good before
+	}
 	life := n.life
 	n.renew(life)
 	// It reads its own keys: those of an older life go back at once.
@@ -97,6 +104,7 @@ func (n *Node) Heal() {
 		if p := n.w.Bus.keys[keyOf(n.Name, r.put.Job, r.put.ID)]; p == nil || p.Revision != r.put.Revision {
 			r.dead = true
 			delete(n.running, k)
+			n.stopRun(r)
 		}
 	}
 	for _, k := range sorted(n.w.Bus.keys) {
@@ -129,6 +137,7 @@ func (n *Node) see(p core.ReservationPut) {
 	if !n.alive || n.away || p.State != subjects.StateBound {
 		return
 	}
+	n.applied(p.Revision)
 	cur := n.w.Bus.keys[keyOf(n.Name, p.Job, p.ID)]
 	if cur == nil || cur.Revision != p.Revision {
 		return // it has moved on: the later entry is on its way
@@ -146,6 +155,7 @@ func (n *Node) see(p core.ReservationPut) {
 			return
 		}
 		old.dead = true
+		n.stopRun(old)
 	}
 	if len(n.running) >= n.Reg.Slots+n.w.prefetch() {
 		n.giveBack(p, "over_capacity", p.Burnt)
@@ -158,16 +168,36 @@ func (n *Node) see(p core.ReservationPut) {
 	n.w.RanOn[p.Key()] = append(n.w.RanOn[p.Key()], n.Name)
 	if !n.Hang {
 		n.w.after(time.Duration(p.LeftMS)*time.Millisecond, func() { n.end(r, subjects.Expired) })
-		n.w.after(n.Takes(p.Held), func() { n.finish(r) })
+		if n.tell != nil {
+			n.run(r)
+		} else {
+			n.w.after(n.Takes(p.Held), func() { n.finish(r) })
+		}
+	}
+}
+
+// follow brings an entry of the node's own keys: late, in order.
+func (n *Node) follow(fn func()) {
+	n.next = max(n.next, n.w.Now+n.w.delay())
+	n.w.at(n.next, fn)
+}
+
+func (n *Node) applied(revision uint64) {
+	if n.tell != nil {
+		n.tell.applied = max(n.tell.applied, revision)
 	}
 }
 
 func (w *World) prefetch() int { return w.opts.Settings.WithDefaults().PrefetchSlots() }
 
 func (n *Node) lost(g core.ReservationGone) {
+	if !n.away {
+		n.applied(g.Revision)
+	}
 	if r := n.running[subjects.RolloutKey(g.Job, g.ID)]; r != nil && r.put.Revision < g.Revision && !n.away {
 		r.dead = true
 		delete(n.running, subjects.RolloutKey(g.Job, g.ID))
+		n.stopRun(r)
 	}
 }
 
@@ -195,12 +225,16 @@ func (n *Node) end(r *run, status subjects.Status) {
 		return
 	}
 	r.dead = true
+	n.stopRun(r)
 	write := func() {
 		tokens := r.put.MaxTokens
+		if n.tell != nil {
+			tokens = r.tokens
+		}
 		prompt := r.put.PromptTokens
 		outcome := subjects.OutcomeAnswered
 		a, _ := n.w.Bus.commit(subjects.Answer{Job: r.put.Job, ID: r.put.ID, Status: status, Bind: r.put.Bind,
-			Epoch: r.put.Epoch, Engine: n.Name, PromptTokens: &prompt, CompletionTokens: &tokens, Group: r.put.Group})
+			Epoch: r.put.Epoch, Engine: n.Name, PromptTokens: &prompt, CompletionTokens: &tokens, CachedTokens: r.cached, Group: r.put.Group})
 		if a != core.OK {
 			outcome = subjects.OutcomeSuperseded
 		}
@@ -232,6 +266,7 @@ func (n *Node) Return(key, reason string, burn int) {
 	}
 	r.dead = true
 	delete(n.running, key)
+	n.stopRun(r)
 	n.giveBack(r.put, reason, r.put.Burnt+burn)
 }
 

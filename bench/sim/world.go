@@ -18,7 +18,8 @@ type Options struct {
 	Latency    time.Duration // of one write, one way; 200 us
 	WatchDelay time.Duration // the most a follower lags, one change to the next in order; 1 ms
 	SlowWrites float64       // share of a dispatcher's writes that take up to 5 s
-	Plant      Plant         // a bug put in on purpose, to see that the checks find it
+	Telemetry  Telemetry
+	Plant      Plant // a bug put in on purpose, to see that the checks find it
 }
 
 // Plant is a bug put into the model of NATS on purpose.
@@ -55,6 +56,8 @@ type World struct {
 	Decisions  []core.Decision
 	OnDecision func(d core.Decision)
 	OnPut      func(h core.ReservationPut)
+	OnAnswer   func(a subjects.Answer)
+	Work       func(key string) Work // what a rollout asks of the engine model
 }
 
 // epoch of server time in a simulation: any number far from zero.
@@ -68,6 +71,7 @@ func New(o Options) *World {
 	if o.Latency == 0 {
 		o.Latency = 200 * time.Microsecond
 	}
+	o.Telemetry = o.Telemetry.withDefaults()
 	if o.WatchDelay == 0 {
 		o.WatchDelay = time.Millisecond
 	}
@@ -150,6 +154,9 @@ func (w *World) AllAnswered() bool {
 func (w *World) answered(a subjects.Answer) {
 	w.Answers[a.Key()] = append(w.Answers[a.Key()], a)
 	w.AnsweredAt[a.Key()] = w.Now
+	if w.OnAnswer != nil {
+		w.OnAnswer(a)
+	}
 }
 
 // tell hands a change to every follower, late, in order for each.

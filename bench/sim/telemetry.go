@@ -1,0 +1,246 @@
+package sim
+
+import (
+	"slices"
+	"time"
+
+	"github.com/rollbus/rollbus/bench/engine/model"
+	"github.com/rollbus/rollbus/dispatcher/core"
+	"github.com/rollbus/rollbus/subjects"
+)
+
+// Telemetry is how reports of engines travel: plain subjects, in order from one
+// engine to one dispatcher, and lost when a subscriber is slow or away. Zero
+// values are a quiet network.
+type Telemetry struct {
+	LoadEvery  time.Duration // between load reports, and at the soonest half of it after a change; 200 ms
+	LoadLoss   float64       // share of load reports that never come
+	CacheDelay time.Duration // the most a cache event lags behind what a follower lags
+	CacheLoss  float64       // share of cache events that never come
+}
+
+func (t Telemetry) withDefaults() Telemetry {
+	if t.LoadEvery == 0 {
+		t.LoadEvery = 200 * time.Millisecond
+	}
+	return t
+}
+
+// reports is what a node that runs the engine model tells of it.
+type reports struct {
+	engine *Engine
+	cfg    model.Config
+
+	applied uint64 // last revision handed to the engine
+	loadSeq uint64
+	loadAt  time.Duration
+	kicked  bool
+	stats   model.Stats // at the last report
+	decode  float64     // tokens/s, averaged while busy; 0 = unknown
+	prefill float64
+
+	cacheSeq uint64
+	holds    map[uint64]struct{}
+}
+
+// SetModel makes the node run the engine model: its slots, capacity and blocks
+// are those of c, it reports load and cache events, and World.Work says what
+// each rollout does. Call it before the World runs.
+func (n *Node) SetModel(c model.Config) error {
+	c = c.WithDefaults()
+	c.CacheEvents = true
+	capacity := int64(c.Capacity())
+	n.Reg.Slots, n.Reg.CapacityTokens, n.Reg.BlockTokens, n.Reg.Events = c.MaxRunning, &capacity, c.BlockTokens, "exact"
+	n.tell = &reports{cfg: c}
+	if err := n.boot(); err != nil {
+		return err
+	}
+	n.register()
+	n.w.after(time.Duration(n.w.rng.Int64N(int64(n.w.opts.Telemetry.LoadEvery))), n.loadLoop)
+	return nil
+}
+
+// Engine is the model that the node runs now, nil without one.
+func (n *Node) Engine() *Engine {
+	if n.tell == nil {
+		return nil
+	}
+	return n.tell.engine
+}
+
+// boot starts a new life of the engine: nothing cached, counters at zero.
+func (n *Node) boot() error {
+	e, err := n.w.NewEngine(n.tell.cfg)
+	if err != nil {
+		return err
+	}
+	*n.tell = reports{engine: e, cfg: n.tell.cfg, holds: map[uint64]struct{}{}}
+	e.Changed = n.changed
+	return nil
+}
+
+// run gives a reservation to the engine.
+func (n *Node) run(r *run) {
+	x := n.w.Work(r.put.Key())
+	err := n.tell.engine.Add(r.put.Key(), x, func(tokens, cached int) {
+		r.tokens, r.cached = tokens, &cached
+		n.finish(r)
+	})
+	if err != nil {
+		n.end(r, subjects.Failed)
+	}
+}
+
+// stopRun takes a run that ends early out of the engine.
+func (n *Node) stopRun(r *run) {
+	if n.tell != nil && r.tokens == 0 {
+		n.tell.engine.Abort(r.put.Key())
+	}
+}
+
+// changed publishes what moved in the cache, and the load soon.
+func (n *Node) changed(events []model.Event) {
+	t := n.tell
+	for _, ev := range events {
+		op := ""
+		switch ev.Kind {
+		case model.Stored:
+			op = "stored"
+			for _, b := range ev.Blocks {
+				t.holds[b] = struct{}{}
+			}
+		case model.Removed:
+			op = "removed"
+			for _, b := range ev.Blocks {
+				delete(t.holds, b)
+			}
+		case model.Cleared:
+			op = "cleared"
+			clear(t.holds)
+		default:
+			continue
+		}
+		t.cacheSeq++
+		c := core.Cache{Engine: n.Name, Epoch: n.Reg.Epoch, Seq: t.cacheSeq, Op: op, Tier: "gpu", Blocks: slices.Clone(ev.Blocks)}
+		n.publish(c, laneCache, n.w.opts.Telemetry.CacheLoss, n.w.opts.Telemetry.CacheDelay)
+	}
+	n.kick()
+}
+
+func (n *Node) kick() {
+	if n.tell.kicked {
+		return
+	}
+	n.tell.kicked = true
+	life := n.life
+	n.w.at(n.tell.loadAt+n.w.opts.Telemetry.LoadEvery/2, func() {
+		if n.life == life && n.alive {
+			n.report()
+		}
+	})
+}
+
+func (n *Node) loadLoop() {
+	every := n.w.opts.Telemetry.LoadEvery
+	if n.alive && n.w.Now-n.tell.loadAt >= every {
+		n.report()
+	}
+	n.w.after(max(every/10, n.tell.loadAt+every-n.w.Now), n.loadLoop)
+}
+
+// report publishes the engine's picture as an agent does: what it has sent and
+// the engine does not show is waiting.
+func (n *Node) report() {
+	t := n.tell
+	t.engine.poll()
+	s := t.engine.Model.Stats()
+	dt := (n.w.Now - t.loadAt).Seconds()
+	if t.loadSeq > 0 && dt > 0 {
+		n.rates(&s, dt)
+	}
+	t.loadSeq++
+	t.loadAt, t.kicked, t.stats = n.w.Now, false, s
+	ranks := 1
+	used, capacity := int64(s.KVUsed), int64(s.Capacity)
+	waiting := s.Waiting + max(0, len(n.running)-s.Running-s.Waiting)
+	r := subjects.RankLoad{Running: &s.Running, Waiting: &waiting, KVUsedTokens: &used, KVCapacityTokens: &capacity,
+		MaxRunning: &t.cfg.MaxRunning, PreemptionsTotal: &s.Preemptions}
+	if t.decode > 0 {
+		d := t.decode
+		r.DecodeTokS = &d
+	}
+	if t.prefill > 0 {
+		p := t.prefill
+		r.PrefillTokS = &p
+	}
+	l := core.Load{Load: subjects.Load{SchemaVersion: subjects.SchemaVersion, Engine: n.Name, Epoch: n.Reg.Epoch, Seq: t.loadSeq,
+		AppliedRevision: t.applied, Source: "sim", IntervalMS: int(n.w.opts.Telemetry.LoadEvery.Milliseconds()),
+		RanksAdvertised: &ranks, Ranks: []subjects.RankLoad{r}}}
+	n.publish(l, laneLoad, n.w.opts.Telemetry.LoadLoss, 0)
+}
+
+// rates averages what the engine did over intervals in which it was busy: an
+// idle stretch says nothing of what it could do.
+func (n *Node) rates(s *model.Stats, dt float64) {
+	t := n.tell
+	blend := func(old, v float64) float64 {
+		if old == 0 {
+			return v
+		}
+		return old + 0.2*(v-old)
+	}
+	if d := s.GenerationTokens - t.stats.GenerationTokens; d > 0 && t.stats.Running > 0 && s.Running > 0 {
+		t.decode = blend(t.decode, float64(d)/dt)
+	}
+	computed := (s.PromptTokens - s.PrefixHits) - (t.stats.PromptTokens - t.stats.PrefixHits)
+	if computed > 0 && t.stats.Waiting > 0 && s.Waiting > 0 {
+		t.prefill = blend(t.prefill, float64(computed)/dt)
+	}
+}
+
+// publish sends a report to every dispatcher that can hear.
+func (n *Node) publish(ev core.Event, l lane, loss float64, lag time.Duration) {
+	if n.away {
+		return
+	}
+	for _, name := range sorted(n.w.Cores) {
+		if loss > 0 && n.w.rng.Float64() < loss {
+			continue
+		}
+		extra := time.Duration(0)
+		if lag > 0 {
+			extra = time.Duration(n.w.rng.Int64N(int64(lag)))
+		}
+		n.w.Cores[name].hear(ev, l, n.Name, extra)
+	}
+}
+
+// snapshot answers a dispatcher that asks for the whole block set.
+func (n *Node) snapshot(d *Dispatcher, epoch string) {
+	if n == nil || !n.alive || n.away || n.tell == nil || n.Reg.Epoch != epoch {
+		return
+	}
+	n.tell.engine.poll()
+	blocks := make([]uint64, 0, len(n.tell.holds))
+	for b := range n.tell.holds {
+		blocks = append(blocks, b)
+	}
+	slices.Sort(blocks)
+	s := core.Snapshot{Engine: n.Name, Epoch: epoch, AsOf: n.tell.cacheSeq, Phase: "begin", Tier: "gpu"}
+	d.hear(s, laneSnapshot, n.Name, 0)
+	s.Phase, s.Blocks = "part", blocks
+	d.hear(s, laneSnapshot, n.Name, 0)
+	s.Phase, s.Blocks = "end", nil
+	d.hear(s, laneSnapshot, n.Name, 0)
+}
+
+// Holds tells how many of the first of those blocks the engine has cached, as
+// its events have told by now.
+func (n *Node) Holds(blocks []uint64) int {
+	for i, b := range blocks {
+		if _, ok := n.tell.holds[b]; !ok {
+			return i
+		}
+	}
+	return len(blocks)
+}
