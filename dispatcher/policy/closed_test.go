@@ -55,6 +55,14 @@ func TestEveryReasonBasisAndOutcomeIsReachable(t *testing.T) {
 			in.Candidates[0].Window, in.Candidates[0].Observed.DecodeTokS = 0, 5000
 			in.Request.PromptTokens, in.Candidates[0].MatchGPU = 64_000, 64_000
 		}), policy.ReasonWait, policy.BasisEngine, policy.OutcomeWait},
+		{policy.OwnerPressure, nil, idle(nil), policy.ReasonLeastPressure, policy.BasisEngine, policy.OutcomePlaced},
+		{policy.OwnerPressure, nil, idle(keyed(0)), policy.ReasonFirstOwner, policy.BasisEngine, policy.OutcomePlaced},
+		{policy.OwnerPressure, nil, idle(keyed(1)), policy.ReasonOwnerHold, policy.BasisEngine, policy.OutcomePlaced},
+		{policy.OwnerPressure, nil, hot(nil), policy.ReasonSpill, policy.BasisEngine, policy.OutcomePlaced},
+		{policy.OwnerPressure, nil, hot(func(in *policy.Input) { in.Request.SeedLive = true }), policy.ReasonNoSafeSpill, policy.BasisEngine, policy.OutcomePlaced},
+		{policy.OwnerPressure, nil, hot(func(in *policy.Input) { in.Candidates[0].State = policy.Draining }), policy.ReasonOwnerUnavailable, policy.BasisEngine, policy.OutcomePlaced},
+		{policy.OwnerPressure, nil, idle(func(in *policy.Input) { keyed(0)(in); in.Candidates[0].Provisional = true }), policy.ReasonProvisional, policy.BasisEngine, policy.OutcomePlaced},
+		{policy.OwnerPressure, nil, hot(func(in *policy.Input) { cold(in) }), policy.ReasonStray, policy.BasisEngine, policy.OutcomePlaced},
 	} {
 		_, rec := decide(decider(t, c.name, subjects.ModeEnforce, c.k), c.in)
 		if rec.Reason != c.why || rec.Basis != c.basis || rec.Outcome != c.result {

@@ -50,6 +50,8 @@ func newScorer(name string) scorer {
 		return &weightedCache{}
 	case ProjectedTime:
 		return &projectedTime{}
+	case OwnerPressure:
+		return &ownerPressure{}
 	}
 	return nil
 }
@@ -74,15 +76,19 @@ type verdict struct {
 	tied     int
 	waitFor  int
 	waitSpan time.Duration
+	seed     bool
+	noSpill  NoSpill
 }
 
-// Decide runs the pipeline: eligible, load basis, admission, (owner guard),
-// score, sticky, escape, pick. It returns the chosen candidate's index, -1 for
+// guarder is a scorer whose owner guard may decide instead of the score.
+type guarder interface {
+	guard(r *round) (verdict, bool)
+}
+
+// Decide runs the pipeline: eligible, load basis, admission, score, (owner
+// guard), sticky, escape, pick. It returns the chosen candidate's index, -1 for
 // none; rec says why, and is valid until the next call with it. Candidates are
 // only read.
-//
-// The owner guard of owner_pressure belongs where noted below: it narrows
-// round.adm and names its own outcomes. None of the policies here has one.
 func (d *Decider) Decide(in *Input, rec *Record) int {
 	rec.reset()
 	rec.Mode, rec.Policy = d.s.Mode, LeastRequests
@@ -97,7 +103,6 @@ func (d *Decider) Decide(in *Input, rec *Record) int {
 		d.unplaced(rec)
 		return -1
 	}
-	// Owner guard: here, on r.adm.
 	switch d.s.Mode {
 	case subjects.ModeEnforce:
 		d.enforce(rec)
@@ -171,6 +176,11 @@ func (d *Decider) try() (v verdict, err error) {
 		return verdict{}, fmt.Errorf("policy %s gave a score that is not a number", d.s.Policy)
 	}
 	r.tied = 1
+	if g, ok := d.policy.(guarder); ok {
+		if v, ok := g.guard(r); ok {
+			return v, nil
+		}
+	}
 	k, why := d.policy.pick(r)
 	v = verdict{outcome: OutcomePlaced, basis: r.basis, tied: r.tied, waitFor: -1}
 	// Stickiness stands below eligibility, basis and admission and above the
@@ -195,6 +205,7 @@ func (d *Decider) try() (v verdict, err error) {
 func (rec *Record) decided(v verdict) {
 	rec.Outcome, rec.Chosen, rec.Reason, rec.Basis, rec.Tied = v.outcome, v.chosen, v.reason, v.basis, v.tied
 	rec.WaitFor, rec.WaitSpan = v.waitFor, v.waitSpan
+	rec.Seed, rec.NoSpill = v.seed, v.noSpill
 }
 
 // keep writes the best candidates into the record, best first, those named

@@ -4,7 +4,7 @@
 //
 // A [Decider] runs one pipeline on one picture of the fleet:
 //
-//	eligible -> load basis -> admission -> (owner guard) -> score -> stickiness -> escape -> pick
+//	eligible -> load basis -> admission -> score -> (owner guard) -> stickiness -> escape -> pick
 //
 // The load basis is chosen once for all candidates, and a quantity that one of
 // them lacks counts for none. Every candidate that is left out has a [Filter],
@@ -12,9 +12,8 @@
 // panics or yields no number leaves the decision to the baseline.
 //
 // A new policy is a scorer (decide.go) with an entry in newScorer and Policies;
-// its parameters are rows of the table in knobs.go. Whoever narrows the
-// admissible candidates first, as owner_pressure does, works on round.adm where
-// Decide says so.
+// its parameters are rows of the table in knobs.go. One that may refuse them all,
+// or place under a condition, as owner_pressure does, is a guarder beside it.
 //
 // Beside it stand the small learners that feed a decision: [Judge] and [Fuser]
 // make an engine's report usable, [Lengths] expects outputs, [Sticky] remembers

@@ -23,6 +23,7 @@ var golden = map[string]uint64{
 	policy.LoadSnapshot:  0x7e1b79bc29829d69,
 	policy.WeightedCache: 0x9f772a874fe9a575,
 	policy.ProjectedTime: 0x2046d2171cb9b852,
+	policy.OwnerPressure: 0xe37970f6d0ed4045, // requests without an owner key; owner_test.go has the others
 }
 
 func TestScoresAreTheSameBitForBitOnEveryMachine(t *testing.T) {

@@ -77,8 +77,14 @@ func Judge(l *subjects.Load, age time.Duration, want Want) (Observed, Why) {
 			return Observed{}, why
 		}
 	}
-	return t.observed(len(l.Ranks), assumed)
+	o, why := t.observed(len(l.Ranks), assumed)
+	o.CountsScraped = why == WhyUsable && l.Source == scrapedSource
+	return o, why
 }
+
+// scrapedSource exports one set of counts for each tensor-parallel rank, told
+// apart by a label that not every release has (S2).
+const scrapedSource = "sglang:/metrics"
 
 func judgeAge(l *subjects.Load, age time.Duration) Why {
 	switch {

@@ -1,7 +1,5 @@
 package policy
 
-import "time"
-
 // Knob is one row of the table of knobs: subjects.Settings.Knobs by name.
 type Knob struct {
 	Name    string
@@ -23,11 +21,12 @@ const (
 	LoadSnapshot  = "load_snapshot"
 	WeightedCache = "weighted_cache"
 	ProjectedTime = "projected_time"
+	OwnerPressure = "owner_pressure"
 )
 
 // Policies is the whole list, the baseline first.
 func Policies() []string {
-	return []string{LeastRequests, KVTokens, LoadSnapshot, WeightedCache, ProjectedTime}
+	return []string{LeastRequests, KVTokens, LoadSnapshot, WeightedCache, ProjectedTime, OwnerPressure}
 }
 
 // Knobs is the table, in the order in which the documentation shows it.
@@ -112,7 +111,7 @@ var knobs = [...]Knob{
 		Doc: "the same for a hit on disk",
 		set: func(s *Settings, v float64) { s.CreditSSD = v }},
 	{Name: "approximate_credit", Policy: ProjectedTime, Unit: "switch", Default: 0, Min: 0, Max: 1, Whole: true,
-		Doc: "give credit for a cache view that is only estimated (an engine without cache events)",
+		Doc: "give credit for a cache view that is only estimated (an engine without cache events); owner_pressure: such an engine may become an owner",
 		set: func(s *Settings, v float64) { s.ApproximateCredit = v != 0 }},
 	{Name: "escape_ratio", Policy: ProjectedTime, Unit: "ratio", Default: 3, Min: 1, Max: 1000,
 		Doc: "hard escape: the winner's load seconds exceed this many times the least load seconds",
@@ -125,5 +124,21 @@ var knobs = [...]Knob{
 		set: func(s *Settings, v float64) { s.TieRatio = v }},
 	{Name: "wait_max", Policy: ProjectedTime, Unit: "s", Default: 0, Min: 0, Max: 60,
 		Doc: "longest a request may wait for a full engine that holds its prefix; 0 = never",
-		set: func(s *Settings, v float64) { s.WaitMax = time.Duration(v * float64(time.Second)) }},
+		set: func(s *Settings, v float64) { s.WaitMax = seconds(v) }},
+
+	{Name: "watermark", Policy: OwnerPressure, Unit: "pressure", Default: 0.90, Min: 0.10, Max: 1,
+		Doc: "an owner is pressured from it on: the fullest of KV use, tokens over capacity and (running + waiting) / max_running",
+		set: func(s *Settings, v float64) { s.Watermark = v }},
+	{Name: "owner_slack", Policy: OwnerPressure, Unit: "pressure", Default: 0.10, Min: 0, Max: 1,
+		Doc: "owners within it of the least pressured one are as good; the one that holds most of the prompt keeps the work",
+		set: func(s *Settings, v float64) { s.OwnerSlack = v }},
+	{Name: "owner_ceiling", Policy: OwnerPressure, Unit: "owners", Default: 4, Min: 1, Max: 64, Whole: true,
+		Doc: "owners of one key at most; 1 = never a seed",
+		set: func(s *Settings, v float64) { s.OwnerCeiling = int(v) }},
+	{Name: "seed_cooldown", Policy: OwnerPressure, Unit: "s", Default: 5, Min: 1, Max: 3600, Whole: true,
+		Doc: "after a proven seed the key gets no other for this long",
+		set: func(s *Settings, v float64) { s.SeedCooldown = seconds(v) }},
+	{Name: "owner_ttl", Policy: OwnerPressure, Unit: "s", Default: 3600, Min: 10, Max: 86400, Whole: true,
+		Doc: "an entry of the owner map ends when no owner has finished a request of the key for this long",
+		set: func(s *Settings, v float64) { s.OwnerTTL = seconds(v) }},
 }

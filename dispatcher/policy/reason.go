@@ -26,6 +26,15 @@ const (
 	ReasonNoneAdmissible Reason = "none_admissible"      // engines may serve it, none can take it now
 	ReasonTooLarge       Reason = "too_large"            // larger than every engine
 	ReasonWait           Reason = "wait_for_prefix"      // projected_time: waiting for the holder beats recomputing
+
+	ReasonOwnerHold        Reason = "cached_owner_hold"    // owner_pressure: an owner under the watermark keeps its work
+	ReasonSpill            Reason = "owner_pressure_spill" // owner_pressure: every owner is pressured, a seed adds a clean peer
+	ReasonNoSafeSpill      Reason = "no_safe_spill_hold"   // owner_pressure: every owner is pressured and none may be added: the least pressured one, or wait
+	ReasonFirstOwner       Reason = "first_owner"          // owner_pressure: nobody has the prefix or is on it: this one begins
+	ReasonProvisional      Reason = "provisional_hold"     // owner_pressure: no owner yet, the oldest reservation of the key is here
+	ReasonStray            Reason = "provisional_stray"    // owner_pressure: no owner yet, the provisional one is pressured
+	ReasonOwnerUnavailable Reason = "owner_unavailable"    // owner_pressure: no owner may serve it now; this one does not become one
+	ReasonLeastPressure    Reason = "least_pressure"       // owner_pressure: a request without an owner key
 )
 
 // Reasons is the whole list.
@@ -35,6 +44,8 @@ func Reasons() []Reason {
 		ReasonLeastLoad, ReasonBestScore, ReasonLeastTime, ReasonPrefixCredit, ReasonNoTelemetry,
 		ReasonHardEscape, ReasonSticky, ReasonGroup, ReasonPolicyError, ReasonNoneEligible,
 		ReasonNoneAdmissible, ReasonTooLarge, ReasonWait,
+		ReasonOwnerHold, ReasonSpill, ReasonNoSafeSpill, ReasonFirstOwner, ReasonProvisional, ReasonStray,
+		ReasonOwnerUnavailable, ReasonLeastPressure,
 	}
 }
 
@@ -136,12 +147,15 @@ const (
 	PartActive               // seconds: work that runs
 	PartPrefill              // seconds: what of the prompt must be computed
 	PartBarrier              // seconds: KV pressure
+	PartPressure             // share: the fullest of KV, tokens and scheduler
+	PartOwner                // 1 owner, 0.5 provisional, 0 neither
 
 	numParts
 )
 
 var partNames = [numParts]string{
 	"requests", "tokens", "match", "cache", "kv_free", "slots_free", "queue_s", "active_s", "prefill_s", "barrier_s",
+	"pressure", "owner",
 }
 
 // String is the part's name in records.

@@ -33,6 +33,9 @@ type Record struct {
 	WaitFor  int
 	WaitSpan time.Duration
 
+	Seed    bool    // of OutcomePlaced: bound there only together with a seed of its owner key
+	NoSpill NoSpill // why pressured owners made no seed
+
 	Eligible    int // candidates
 	Admissible  int
 	TriedLifted bool // every eligible engine had been tried: none is excluded

@@ -44,6 +44,10 @@ type Settings struct {
 	EscapeFloor                        float64 // seconds
 	TieRatio                           float64
 	WaitMax                            time.Duration // 0 = never
+
+	Watermark, OwnerSlack  float64
+	OwnerCeiling           int // owners
+	SeedCooldown, OwnerTTL time.Duration
 }
 
 // ErrSettings is wrapped by every refusal of Resolve.
