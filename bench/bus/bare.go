@@ -196,8 +196,10 @@ func (b *bare) bind(nc *nats.Conn, engine int, m jetstream.Msg) {
 			}
 			return
 		case isMoved:
+			b.refused.Add(1)
 			expected = moved.Actual
 		case errors.Is(err, kvstate.ErrBusy): // another guarded write in flight: again
+			b.refused.Add(1)
 		default:
 			if b.ctx.Err() == nil {
 				b.fail(fmt.Errorf("bind %s: %w", id, err))

@@ -112,6 +112,11 @@ type Result struct {
 	CPU     float64 `json:"cpu_us_per_rollout"`
 	BareCPU float64 `json:"bare_cpu_us_per_rollout"`
 
+	// Refused are binds for each rollout that met a sequence that had moved: what
+	// the guard costs when dispatchers, or a dispatcher and a release, meet.
+	Refused     float64 `json:"refused_per_rollout"`
+	BareRefused float64 `json:"bare_refused_per_rollout"`
+
 	// Rounds are the rates of each turn, to see how steady they are.
 	Rounds     []float64 `json:"rounds_per_s"`
 	BareRounds []float64 `json:"bare_rounds_per_s"`
@@ -193,8 +198,8 @@ func one(ctx context.Context, cfg Config, c Case) (r Result, err error) {
 			t.sum.add(got)
 		}
 	}
-	r.Rollouts, r.CPU, r.Rounds = busTurns.figures()
-	r.Bare, r.BareCPU, r.BareRounds = bareTurns.figures()
+	r.Rollouts, r.CPU, r.Refused, r.Rounds = busTurns.figures()
+	r.Bare, r.BareCPU, r.BareRefused, r.BareRounds = bareTurns.figures()
 	if r.Bare > 0 {
 		r.Ratio = r.Rollouts / r.Bare
 	}

@@ -39,10 +39,10 @@ func TestACaseThatCannotBeMeasuredIsRefused(t *testing.T) {
 }
 
 func TestFiguresOfTurns(t *testing.T) {
-	two := turns{{n: 100, in: time.Second, cpu: time.Second}, {n: 300, in: time.Second, cpu: time.Second}}
-	rate, cpu, each := two.figures()
-	if rate != 200 || cpu != 5000 || len(each) != 2 || each[1] != 300 {
-		t.Errorf("rate %v, CPU %v us, turns %v: want 200, 5000, [100 300]", rate, cpu, each)
+	two := turns{{n: 100, in: time.Second, cpu: time.Second, refused: 50}, {n: 300, in: time.Second, cpu: time.Second, refused: 150}}
+	rate, cpu, refused, each := two.figures()
+	if rate != 200 || cpu != 5000 || refused != 0.5 || len(each) != 2 || each[1] != 300 {
+		t.Errorf("rate %v, CPU %v us, refused %v, turns %v: want 200, 5000, 0.5, [100 300]", rate, cpu, refused, each)
 	}
 	if got := percentile([]float64{4, 1, 3, 2}, 0.5); got != 3 {
 		t.Errorf("the median of 1 2 3 4 is %v, want 3", got)

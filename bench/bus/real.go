@@ -6,10 +6,12 @@ import (
 	"iter"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rollbus/rollbus/client"
 	"github.com/rollbus/rollbus/dispatcher"
+	"github.com/rollbus/rollbus/dispatcher/core"
 	"github.com/rollbus/rollbus/dispatcher/policy"
 	"github.com/rollbus/rollbus/kvstate"
 	"github.com/rollbus/rollbus/subjects"
@@ -70,7 +72,7 @@ func (x *side) startBus(ctx context.Context, c Case) error {
 		if err != nil {
 			return err
 		}
-		d, err := dispatcher.New(dispatcher.Config{Pool: x.name, Name: name, Layout: layout}, nc)
+		d, err := dispatcher.New(dispatcher.Config{Pool: x.name, Name: name, Layout: layout, Recorder: refusals{&x.refused}}, nc)
 		if err != nil {
 			return err
 		}
@@ -115,6 +117,15 @@ func (x *side) startBus(ctx context.Context, c Case) error {
 		}
 	}
 	return x.awaitEngines(ctx, store, c.Engines)
+}
+
+// refusals counts binds that were refused, on the dispatcher's own goroutine.
+type refusals struct{ n *atomic.Int64 }
+
+func (r refusals) Record(_ time.Duration, ev core.Event, _ []core.Effect) {
+	if a, ok := ev.(core.BindAnswer); ok && a.Answer != core.OK {
+		r.n.Add(1)
+	}
 }
 
 // awaitEngines waits until so many are registered and ready.

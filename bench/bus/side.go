@@ -45,6 +45,7 @@ type side struct {
 	ids      int64 // so far
 	gate     chan struct{}
 	answered atomic.Int64
+	refused  atomic.Int64 // binds that met a moved sequence or another write
 }
 
 func newSide(ctx context.Context, name string, s *servers, c Case) (*side, error) {
@@ -106,6 +107,8 @@ type turn struct {
 	n   int64
 	in  time.Duration
 	cpu time.Duration
+
+	refused int64
 }
 
 // saturate keeps as many rollouts outstanding as are allowed and counts answers.
@@ -113,7 +116,7 @@ func (x *side) saturate(ctx context.Context, length time.Duration) (turn, error)
 	slice, cancel := context.WithTimeout(ctx, length)
 	defer cancel()
 	done := make(chan error, 1)
-	began, cpu, n := time.Now(), cpuTime(), x.answered.Load()
+	began, cpu, n, refused := time.Now(), cpuTime(), x.answered.Load(), x.refused.Load()
 	go func() {
 		done <- x.submit(ctx, func(yield func(string) bool) {
 			for {
@@ -125,7 +128,7 @@ func (x *side) saturate(ctx context.Context, length time.Duration) (turn, error)
 		})
 	}()
 	<-slice.Done()
-	t := turn{x.answered.Load() - n, time.Since(began), cpuTime() - cpu}
+	t := turn{x.answered.Load() - n, time.Since(began), cpuTime() - cpu, x.refused.Load() - refused}
 	err := <-done
 	if err == nil {
 		err = x.drain(ctx)

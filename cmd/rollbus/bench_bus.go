@@ -79,11 +79,11 @@ func printBus(p printer, results []bus.Result) error {
 		rows = append(rows, []string{
 			r.Transport, r.Storage, strconv.Itoa(r.Replicas), strconv.Itoa(r.Payload), strconv.Itoa(r.Dispatchers), strconv.Itoa(r.Engines),
 			whole(r.Rollouts), whole(r.Bare), two(r.Ratio), two(r.P50), two(r.P99), two(r.BareP50), two(r.BareP99),
-			whole(r.CPU), whole(r.BareCPU), whole(r.HalfLoad),
+			whole(r.CPU), whole(r.BareCPU), whole(r.HalfLoad), two(r.Refused), two(r.BareRefused),
 		})
 	}
 	return p.table([]string{
 		"TRANSPORT", "STORAGE", "R", "BYTES", "D", "ENGINES", "ROLLOUTS/S", "BARE/S", "RATIO",
-		"P50 MS", "P99 MS", "BARE P50", "+BARE P99", "CPU US", "+BARE CPU", "+HALF LOAD/S",
+		"P50 MS", "P99 MS", "BARE P50", "+BARE P99", "CPU US", "+BARE CPU", "+HALF LOAD/S", "+REFUSED", "+BARE REFUSED",
 	}, rows)
 }
