@@ -16,9 +16,24 @@ type warm struct {
 	now  time.Duration
 	load uint64
 	next core.Handle
+	log  []logged // of every step, as encoded
 }
 
-func (w *warm) step(ev core.Event) []core.Effect { return w.c.Step(ev, w.now) }
+type logged struct {
+	event   []byte
+	effects []string
+}
+
+func (w *warm) step(ev core.Event) []core.Effect {
+	w.t.Helper()
+	out := w.c.Step(ev, w.now)
+	b, err := core.EncodeEvent(ev, w.now)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.log = append(w.log, logged{b, written(w.t, out)})
+	return out
+}
 
 func (w *warm) report() {
 	w.load++

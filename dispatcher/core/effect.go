@@ -149,6 +149,8 @@ type Decision struct {
 	Tokens     int            `json:"tokens"` // to be reserved
 	Candidates []Considered   `json:"candidates,omitempty"`
 	Filtered   map[string]int `json:"filtered,omitempty"` // engines by filter
+	WaitFor    string         `json:"wait_for,omitempty"` // engine with its prefix that it waits for; in mode shadow: would have
+	WaitMS     int64          `json:"wait_ms,omitempty"`  // at most
 }
 
 // Considered is one candidate of a decision record.

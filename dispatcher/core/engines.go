@@ -39,6 +39,7 @@ type engine struct {
 
 	binding  *item   // the one bind in flight
 	assigned []*item // decided behind it, at most maxAssigned
+	awaited  int     // items that wait for it to have room
 	picked   uint64
 	view     loadView
 }
@@ -255,7 +256,7 @@ func (c *Core) refresh(e *engine) {
 		Model: e.reg.Model, LoRAs: e.reg.LoRAs, WeightVersion: e.reg.WeightVersion, Ranks: e.reg.Ranks,
 		Slots: e.reg.Slots, Window: e.reg.Slots + c.settings.PrefetchSlots(),
 		ReservedRequests: e.sum.Requests, ReservedTokens: e.sum.Tokens, ReservedPromptTokens: e.sum.PromptTokens,
-		LastPicked: e.picked, PreemptionBlockUntil: e.view.preempted, KVBlocked: e.view.kvBlocked,
+		LastPicked: e.picked, Awaited: e.awaited, PreemptionBlockUntil: e.view.preempted, KVBlocked: e.view.kvBlocked,
 		Observed:   e.observed(),
 		MatchKnown: c.index.Trusted(e.name), MatchApproximate: e.reg.Events == eventsApproximate,
 	}

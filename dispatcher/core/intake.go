@@ -122,7 +122,7 @@ func (c *Core) fetch() {
 		return
 	}
 	part := (c.headroom() + len(c.live) - 1) / len(c.live)
-	budget := min(part, c.cfg.MaxInHand) - c.waiting()
+	budget := min(part, c.cfg.MaxInHand-c.stages[itemHolding]) - c.waiting()
 	if budget <= 0 {
 		return
 	}

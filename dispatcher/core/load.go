@@ -135,6 +135,9 @@ func (c *Core) record(it *item, chosen int) {
 			c.count("shadow", "differs")
 		}
 	}
+	if c.rec.WaitFor >= 0 {
+		d.WaitFor, d.WaitMS = c.names[c.rec.WaitFor], c.rec.WaitSpan.Milliseconds()
+	}
 	if c.cfg.Explain {
 		c.explain(&d)
 	}

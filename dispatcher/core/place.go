@@ -14,7 +14,8 @@ import (
 //	checking --register says no--> waiting --decision--> binding --ok--> ack
 //	    |                             ^   |                 | moved, busy
 //	    '--answered, live--> ack      '---+-----------------'
-//	                                      '--held too long, nothing eligible--> nak
+//	                                  |   '--held too long, nothing eligible--> nak
+//	                                  '-- room, time over -- holding <--worth it-- decision
 //	burying --> answering --> ack      (bad, expired, cancelled, too large)
 type item struct {
 	h      Handle
@@ -36,6 +37,7 @@ type item struct {
 	policy   string
 	predict  *int
 
+	holdUntil time.Duration // of a holding item: decided again then, or when engine has room; it holds once
 	waitSeq   uint64        // named by a refusal of its bind: decided again when the view has it
 	waitUntil time.Duration // or at this time
 	askAt     time.Duration // the leader is asked again then
@@ -49,6 +51,7 @@ const (
 	itemNew       itemStage = iota
 	itemWaiting             // in its job's lists
 	itemAssigned            // decided, behind a bind in flight on its engine; counted there
+	itemHolding             // waits for an engine that is full and holds its prefix (wait.go)
 	itemChecking            // the leader is asked whether it is answered
 	itemBinding             // its bind is in flight, or was refused and the view has to follow
 	itemBurying             // being kept in DEAD
@@ -92,7 +95,8 @@ func (c *Core) leftNow(it *item) time.Duration {
 	return c.left(ms, it.stored)
 }
 
-// waiting is how many messages in hand have no place yet.
+// waiting is how many messages in hand have no place yet. Those that wait for one
+// engine by choice take nobody else's place.
 func (c *Core) waiting() int {
 	return c.stages[itemWaiting] + c.stages[itemAssigned] + c.stages[itemChecking]
 }
@@ -192,7 +196,7 @@ func (c *Core) wait(it *item) {
 
 // idle tells whether nothing is being written for the item.
 func (it *item) idle() bool {
-	return it.stage == itemWaiting || it.stage == itemAssigned || it.stage == itemChecking
+	return it.stage == itemWaiting || it.stage == itemAssigned || it.stage == itemHolding || it.stage == itemChecking
 }
 
 // leave takes an item out of the lists of what waits; it stays in hand, and
@@ -206,6 +210,8 @@ func (c *Core) leave(it *item) {
 			e.assigned = slices.DeleteFunc(e.assigned, func(x *item) bool { return x == it })
 			c.refresh(e)
 		}
+	case itemHolding:
+		c.unhold(it)
 	}
 	c.set(it, itemNew)
 }
@@ -335,6 +341,7 @@ func (c *Core) place() {
 		return
 	}
 	c.dirty = false
+	c.endHolds()
 	misses := 0
 	var again []*item
 	for misses < maxMisses && c.room() {
@@ -416,7 +423,7 @@ func (c *Core) nextWaiting() *item {
 type tried uint8
 
 const (
-	placed tried = iota // bound, assigned, answered or given back
+	placed tried = iota // bound, assigned, held for an engine, answered or given back
 	missed              // nothing can take it now
 )
 
@@ -428,7 +435,7 @@ func (c *Core) try(it *item) tried {
 	e := c.engines[c.names[chosen]]
 	switch {
 	case e.binding == nil:
-		c.bindTo(it, e)
+		c.bindTo(it, e, false)
 	case len(e.assigned) < maxAssigned:
 		it.engine = e.name
 		c.set(it, itemAssigned)
@@ -451,7 +458,7 @@ func (c *Core) decide(it *item) int {
 			Rollout: it.key(), Model: f.Model, LoRA: f.LoRA,
 			PromptTokens: f.PromptTokens, MaxTokens: f.MaxTokens, ExpectedTokens: expected,
 			BlockTokens: c.settings.BlockTokens, Affinity: cmp.Or(f.Affinity, f.Group),
-			WeightMin: f.WeightMin, WeightExact: f.WeightExact, Tried: f.Tried, Rank: f.Rank, Waited: c.now - it.at,
+			WeightMin: f.WeightMin, WeightExact: f.WeightExact, Tried: f.Tried, Rank: f.Rank, Waited: c.server.since(it.accepted(), c.now), MayWait: c.mayWait(it),
 		},
 		Candidates: c.cands,
 	}
@@ -473,6 +480,9 @@ func (c *Core) decide(it *item) int {
 func (c *Core) unplaced(it *item) tried {
 	f := &it.facts
 	switch {
+	case c.rec.Outcome == policy.OutcomeWait:
+		c.hold(it)
+		return placed
 	case c.rec.Outcome == policy.OutcomeTooLarge:
 		c.reject(it, "too_large", c.rec.Detail)
 		return placed

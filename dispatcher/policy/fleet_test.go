@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rollbus/rollbus/dispatcher/policy"
 	"github.com/rollbus/rollbus/subjects"
@@ -71,7 +72,7 @@ func reports(cs []policy.Candidate) []policy.Candidate {
 
 // request has 2,048 tokens and expects 512.
 func request() policy.Request {
-	return policy.Request{Rollout: "j.1", Model: "m", PromptTokens: 2048, MaxTokens: 2048, ExpectedTokens: 512, BlockTokens: 64}
+	return policy.Request{Rollout: "j.1", Model: "m", PromptTokens: 2048, MaxTokens: 2048, ExpectedTokens: 512, BlockTokens: 64, MayWait: time.Minute}
 }
 
 func input(cs []policy.Candidate, r policy.Request) *policy.Input {

@@ -200,8 +200,9 @@ func (p *projectedTime) wait(r *round, k int) (candidate int, span time.Duration
 			continue
 		}
 		t := r.times(c)
-		// One of them ends, on average, each output / decode seconds.
-		over := c.ReservedRequests + c.Observed.ExternalRequests - c.Window + 1
+		// One of them ends, on average, each output / decode seconds, and others
+		// may wait for the same.
+		over := c.ReservedRequests + c.Observed.ExternalRequests - c.Window + 1 + c.Awaited
 		free := float64(r.output(c) / r.decodeRate(c) * float64(max(1, over)))
 		if free > left.Seconds() || t.load() > float64(r.s.EscapeRatio*r.leastLoad)+r.s.EscapeFloor {
 			continue

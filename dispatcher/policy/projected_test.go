@@ -277,6 +277,7 @@ func TestWaitingForTheHolderIsOffByDefaultBoundedAndOnlyWhenItPays(t *testing.T)
 		cs[0].ReservedRequests, cs[0].Observed.Running = 4, 4
 		in := input(cs, request())
 		in.Request.PromptTokens = 32_000 // 4 s of prefill elsewhere; a slot is free in 0.256 s
+		in.Request.MayWait = time.Minute
 		return in
 	}
 	wantEngine(t, enforcing(t, policy.ProjectedTime, nil), base(), "e1", policy.ReasonLeastTime)
@@ -288,6 +289,9 @@ func TestWaitingForTheHolderIsOffByDefaultBoundedAndOnlyWhenItPays(t *testing.T)
 	for name, spoil := range map[string]func(in *policy.Input){
 		"it has waited long enough":       func(in *policy.Input) { in.Request.Waited = 5 * time.Second },
 		"less is left than it would take": func(in *policy.Input) { in.Request.Waited = 4900 * time.Millisecond },
+		"it may not wait so long now":     func(in *policy.Input) { in.Request.MayWait = 255 * time.Millisecond },
+		"it may not wait at all":          func(in *policy.Input) { in.Request.MayWait = 0 },
+		"too many wait for it already":    func(in *policy.Input) { in.Candidates[0].Awaited = 19 },
 		"recomputing is quicker":          func(in *policy.Input) { in.Request.PromptTokens = 1000 },
 		"the holder is paused":            func(in *policy.Input) { in.Candidates[0].State = policy.Paused },
 		"the holder preempts": func(in *policy.Input) {

@@ -83,6 +83,7 @@ func anyInput(t *rapid.T) *policy.Input {
 	r.WeightMin = rapid.SampledFrom([]*int64{nil, nil, nil, ptr(int64(3))}).Draw(t, "weight min")
 	r.Tried = rapid.SampledFrom([][]string{nil, nil, {"e0"}, {"e0", "e1", "e2"}}).Draw(t, "tried")
 	r.Waited = time.Duration(rapid.IntRange(0, 3).Draw(t, "waited")) * time.Second
+	r.MayWait = time.Duration(rapid.IntRange(0, 10).Draw(t, "may_wait")) * time.Second
 	n := rapid.IntRange(0, 8).Draw(t, "engines")
 	stick := rapid.IntRange(-3, 7).Draw(t, "sticky engine")
 	for i := range n {

@@ -171,15 +171,11 @@ func (r *round) plainlyFree(c *Candidate) bool {
 // inadmissible judges one engine by what is known of it alone; nothing is
 // compared, so its own report serves even when another engine has none.
 func (r *round) inadmissible(c *Candidate) Filter {
-	bound := c.ReservedRequests
-	o := c.Observed
-	if o != nil {
-		bound += o.ExternalRequests
-	}
-	if bound >= c.Window {
+	if c.Full() {
 		return FilterWindow
 	}
-	if o != nil && r.s.KVGate(c.KVBlocked, o.KVUsageWorst) && bound+o.Running+o.Waiting > 0 {
+	o := c.Observed
+	if o != nil && r.s.KVGate(c.KVBlocked, o.KVUsageWorst) && c.ReservedRequests+o.ExternalRequests+o.Running+o.Waiting > 0 {
 		// An engine without any work cannot come below the mark by finishing
 		// some: what fills it can only be evicted by new work.
 		return FilterKV
@@ -289,5 +285,8 @@ func (r *round) tooLarge(rec *Record) bool {
 	return true
 }
 
-// left is how much longer a policy may keep the request waiting.
-func (r *round) left() time.Duration { return r.s.WaitMax - r.in.Request.Waited }
+// left is how much longer a policy may keep the request waiting: wait_max counts
+// from its acceptance, so that no number of waits in a row exceeds it.
+func (r *round) left() time.Duration {
+	return min(r.s.WaitMax-r.in.Request.Waited, r.in.Request.MayWait)
+}

@@ -15,12 +15,6 @@ type Candidate struct {
 	Sticky           bool // the trajectory's or group's last engine
 	StickyGroup      bool // and it was found by the group, not by the trajectory
 
-	// Of the request's owner key; read by owner_pressure alone.
-	Owner       bool      // proven to hold it, this life and weight version
-	Provisional bool      // runs the key's oldest reservation, while the key has no owner
-	Provable    bool      // its cache can be followed: a seed there can become an owner
-	Seeding     SeedState // a live seed targets it
-
 	Model          string // empty = the engine did not say: any request may try it
 	MaxModelLen    int    // tokens; 0 = unknown
 	CapacityTokens int64  // KV tokens; 0 = unknown
@@ -54,8 +48,19 @@ type Candidate struct {
 	NameHash      uint64
 	LastPicked    uint64 // number of this dispatcher's decision that last chose it; 0 = never
 	KeyInFlight   int    // reservations of this request's own trajectory, group or affinity here
+	Awaited       int    // requests that already wait for it to have room
 	LoRAs         []string
 	WeightVersion *int64
+}
+
+// Full tells whether as many requests are bound there as may be, direct clients
+// of the engine counted in.
+func (c *Candidate) Full() bool {
+	n := c.ReservedRequests
+	if c.Observed != nil {
+		n += c.Observed.ExternalRequests
+	}
+	return n >= c.Window
 }
 
 // State of an engine as far as eligibility goes.
@@ -87,7 +92,6 @@ type Observed struct {
 	NewerTokens           int64
 	NewerPrefillTokens    int64
 	RanksAssumed          bool // the engine did not say how many ranks it has: those seen were taken for all
-	CountsScraped         bool // running and waiting may be those of several copies of a rank: no occupancy
 }
 
 // Request is what a decision knows of the work.
@@ -104,16 +108,8 @@ type Request struct {
 	WeightExact    *int64
 	Tried          []string // engines excluded, unless that leaves none
 	Rank           *int
-
-	// Of owner_pressure; OwnerKey empty = the request has none.
-	OwnerKey string
-	Owners   int  // proven owners of the key that are engines of this pool now
-	SeedLive bool // a seed of the key is on its way
-	Cooldown bool // the last seed was proven a moment ago
-	NoSeed   bool // it came back from an engine once, or is held outside: ordinary traffic
-
-	Waited  time.Duration // since it was accepted, on the server's clock
-	MayWait time.Duration // longest that a policy may ask it to wait now; 0 = not at all
+	Waited         time.Duration // since it was accepted, on the server's clock
+	MayWait        time.Duration // longest that a policy may ask it to wait now; 0 = not at all
 }
 
 // Input of one decision.
