@@ -15,6 +15,12 @@ type Candidate struct {
 	Sticky           bool // the trajectory's or group's last engine
 	StickyGroup      bool // and it was found by the group, not by the trajectory
 
+	// Of the request's owner key; read by owner_pressure alone.
+	Owner       bool      // proven to hold it, this life and weight version
+	Provisional bool      // runs the key's oldest reservation, while the key has no owner
+	Provable    bool      // its cache can be followed: a seed there can become an owner
+	Seeding     SeedState // a live seed targets it
+
 	Model          string // empty = the engine did not say: any request may try it
 	MaxModelLen    int    // tokens; 0 = unknown
 	CapacityTokens int64  // KV tokens; 0 = unknown
@@ -92,6 +98,7 @@ type Observed struct {
 	NewerTokens           int64
 	NewerPrefillTokens    int64
 	RanksAssumed          bool // the engine did not say how many ranks it has: those seen were taken for all
+	CountsScraped         bool // running and waiting may be those of several copies of a rank: no occupancy
 }
 
 // Request is what a decision knows of the work.
@@ -108,8 +115,16 @@ type Request struct {
 	WeightExact    *int64
 	Tried          []string // engines excluded, unless that leaves none
 	Rank           *int
-	Waited         time.Duration // since it was accepted, on the server's clock
-	MayWait        time.Duration // longest that a policy may ask it to wait now; 0 = not at all
+
+	// Of owner_pressure; OwnerKey empty = the request has none.
+	OwnerKey string
+	Owners   int  // proven owners of the key that are engines of this pool now
+	SeedLive bool // a seed of the key is on its way
+	Cooldown bool // the last seed was proven a moment ago
+	NoSeed   bool // it came back from an engine once, or is held outside: ordinary traffic
+
+	Waited  time.Duration // since it was accepted, on the server's clock
+	MayWait time.Duration // longest that a policy may ask it to wait now; 0 = not at all
 }
 
 // Input of one decision.
