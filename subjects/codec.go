@@ -295,15 +295,7 @@ func (r *headerReader) blocks() []uint64 {
 }
 
 func (r *headerReader) namespace() uint64 {
-	v, ok := r.raw(HdrNamespace)
-	if !ok {
-		return 0
-	}
-	n, err := strconv.ParseUint(v, 16, 64)
-	if err != nil {
-		r.bad(HdrNamespace, "%s is no 64-bit hex number", quote(v))
-	}
-	return n
+	return r.hash(HdrNamespace)
 }
 
 // quote shows a value in an error, cut where it is long.

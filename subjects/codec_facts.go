@@ -38,6 +38,11 @@ func (h *Held) Header() nats.Header {
 	}
 	w.ptr(HdrRank, h.Rank)
 	w.ptr(HdrPredictedCached, h.PredictedCached)
+	if h.OwnerKey != "" {
+		w.set(HdrOwnerKey, h.OwnerKey)
+	}
+	w.hash(HdrAnchor, h.Anchor)
+	w.ptr64(HdrWeightVersion, h.WeightVersion)
 	return nats.Header(w)
 }
 
@@ -83,6 +88,9 @@ func HeldFromHeader(engine, job, id string, h nats.Header) (Held, error) {
 		out.Rank = &n
 	}
 	out.PredictedCached = r.countPtr(HdrPredictedCached)
+	out.OwnerKey = r.ownerKey()
+	out.Anchor = r.hash(HdrAnchor)
+	out.WeightVersion = r.ptr64(HdrWeightVersion)
 	return out, r.err()
 }
 
@@ -98,6 +106,7 @@ func (m *Released) Header() nats.Header {
 	w.ptr(HdrCompletionTokens, m.CompletionTokens)
 	w.ptr(HdrCachedTokens, m.CachedTokens)
 	w.text(HdrGroup, m.Group)
+	w.text(HdrStatus, string(m.Status))
 	return nats.Header(w)
 }
 
@@ -121,7 +130,21 @@ func ReleasedFromHeader(engine, job, id string, h nats.Header) (Released, error)
 	out.CompletionTokens = r.countPtr(HdrCompletionTokens)
 	out.CachedTokens = r.countPtr(HdrCachedTokens)
 	out.Group = r.text(HdrGroup)
+	out.Status = r.status()
 	return out, r.err()
+}
+
+func (r *headerReader) status() Status {
+	v, ok := r.raw(HdrStatus)
+	if !ok {
+		return ""
+	}
+	s := Status(v)
+	if !s.Valid() {
+		r.bad(HdrStatus, "%s is no status", quote(v))
+		return ""
+	}
+	return s
 }
 
 // Header is the accounting side of a result. A received answer has no status.
@@ -144,12 +167,7 @@ func (a *Answer) Header() nats.Header {
 func AnswerFromHeader(job, reader, id string, h nats.Header) (Answer, error) {
 	r := headerReader{h: h}
 	out := Answer{Job: job, ID: id, Reader: reader}
-	if v, ok := r.raw(HdrStatus); ok {
-		if out.Status = Status(v); !out.Status.Valid() {
-			r.bad(HdrStatus, "%s is no status", quote(v))
-			out.Status = ""
-		}
-	}
+	out.Status = r.status()
 	out.Bind = int(r.num(HdrBind, 0, MaxBind))
 	out.Epoch = r.text(HdrEpoch)
 	out.Engine = r.token(HdrEngine)

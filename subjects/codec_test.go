@@ -64,6 +64,8 @@ func TestAReservationsFactsSurviveTheWire(t *testing.T) {
 			Weights:         rapid.SampledFrom([]string{"", "min=3", "exact=0", "min=1,max_staleness=2"}).Draw(t, "weights"),
 			Rank:            maybe(rapid.IntRange(0, 64)).Draw(t, "rank"),
 			PredictedCached: maybe(count()).Draw(t, "cached"),
+			OwnerKey:        rapid.SampledFrom([]string{"", "00000000000000ff", "0123456789abcdef"}).Draw(t, "owner key"),
+			Anchor:          rapid.Uint64().Draw(t, "anchor"), WeightVersion: maybe(rapid.Int64Range(-9, 1<<40)).Draw(t, "version"),
 		}
 		if len(in.Tried) == 0 {
 			in.Tried = nil
@@ -87,6 +89,7 @@ func TestAReleaseAndAnAnswerSurviveTheWire(t *testing.T) {
 			Bind: count().Draw(t, "bind"), Epoch: anyText().Draw(t, "epoch"), Tokens: count().Draw(t, "tokens"),
 			PromptTokens: count().Draw(t, "prompt"), CompletionTokens: maybe(count()).Draw(t, "completion"),
 			CachedTokens: maybe(count()).Draw(t, "cached"), Group: anyText().Draw(t, "group"),
+			Status: rapid.SampledFrom([]subjects.Status{"", subjects.Completed, subjects.Failed}).Draw(t, "ran"),
 		}
 		h := overTheWire(t, rel.Header())
 		if h.Get(subjects.HdrKVOperation) != subjects.KVOperationDelete {

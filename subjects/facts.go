@@ -86,6 +86,11 @@ type Held struct {
 	Weights          string   `json:"weights,omitempty"`
 	Rank             *int     `json:"rank,omitempty"`
 	PredictedCached  *int     `json:"predicted_cached,omitempty"` // tokens
+
+	// Of owner_pressure: the beginning of its prompt, and the engine's weights then.
+	OwnerKey      string `json:"owner_key,omitempty"`
+	Anchor        uint64 `json:"anchor,string,omitempty"`
+	WeightVersion *int64 `json:"weight_version,omitempty"`
 }
 
 // Key is the rollout's name, <job>.<id>.
@@ -117,6 +122,7 @@ type Released struct {
 	CompletionTokens *int    `json:"completion_tokens,omitempty"`
 	CachedTokens     *int    `json:"cached_tokens,omitempty"`
 	Group            string  `json:"group,omitempty"`
+	Status           Status  `json:"status,omitempty"` // of the answer that this run stored; empty = not told
 }
 
 // Answer are the facts of a result, from its headers.

@@ -42,6 +42,10 @@ const (
 	HdrPolicy           = "Rollout-Policy"            // policy that decided a bind
 	HdrPredictedCached  = "Rollout-Predicted-Cached"  // tokens the policy expected to be cached
 	HdrAccepted         = "Rollout-Accepted"          // server time of acceptance, unix nanoseconds
+	HdrOwnerKey         = "Rollout-Owner-Key"         // of the owner map, 16 hex digits
+	HdrAnchor           = "Rollout-Anchor"            // hex of the hash of the anchor's last block
+	HdrWeightVersion    = "Rollout-Weight-Version"    // of the engine when it was bound
+	HdrRollout          = "Rollout-Name"              // <job>.<id> of a seeded rollout
 )
 
 // Headers of NATS that rollbus sets or reads.

@@ -77,6 +77,7 @@ func (u *unit) answer(r *run, v verdict) {
 		Answer:   answerOf(r, v.answer),
 		Released: released(r.res, v.outcome, v.answer.Usage),
 	}
+	e.Released.Status = v.answer.Status
 	u.a.spooling(e, true)
 	end := u.commit(e)
 	u.a.spooling(e, false)
