@@ -7,8 +7,8 @@ import (
 )
 
 // bindTo writes the reservation: the next place of the request. The message is
-// acked only when that is proven.
-func (c *Core) bindTo(it *item, e *engine) {
+// acked only when that is proven. again says that no new decision led to it.
+func (c *Core) bindTo(it *item, e *engine, again bool) {
 	left := c.leftNow(it)
 	if left <= 0 {
 		c.enqueue(it) // answers it as expired
@@ -20,7 +20,9 @@ func (c *Core) bindTo(it *item, e *engine) {
 	e.binding = it
 	c.picks++
 	e.picked = c.picks
-	c.record(it, e.at)
+	if !again {
+		c.record(it, e.at) // c.rec is of whatever was decided last
+	}
 	c.refresh(e)
 	f := &it.facts
 	it.held = subjects.Held{
@@ -76,7 +78,7 @@ func (c *Core) bindAnswer(a BindAnswer) {
 		it.busy++
 		if it.busy == 1 && e.seq == it.expected && c.deciding() {
 			c.freeEngineKeeping(e, it)
-			c.bindTo(it, e) // once more with the same expectation; then decide again
+			c.bindTo(it, e, true) // once more with the same expectation; then decide again
 			return
 		}
 		it.busy = 0

@@ -1,0 +1,33 @@
+package core
+
+import "github.com/rollbus/rollbus/dispatcher/policy"
+
+// Candidates are what the next decision would read.
+func (c *Core) Candidates() []policy.Candidate { return c.cands }
+
+// KeptTypes are the types whose fields are the core's state, with the names of
+// the fields that a Checkpoint holds and of those that follow from them.
+var KeptTypes = []struct {
+	Of            any
+	Held, Derived string
+}{
+	{Core{},
+		"now stepped server contact proof ready stopped settings revision engines others live cancels held answered retired lengths sticky index tags picks frozen freezeFor swept dirty jobs hand byKey queues idle",
+		"cfg t out policy decider names cands hits rec stages order"},
+	{engine{}, "name tag askAt reg revision known gone external renewed health past seq held sum binding assigned awaited picked view", "at"},
+	{held{}, "ReservationPut counted ended unseen cause since acting next", ""},
+	{item{}, "h queue facts seq stored lane at stage ttl bind tokens engine expected busy reason policy predict holdUntil waitSeq waitUntil askAt held result", ""},
+	{job{}, "name reserved count used waiting", "waits"},
+	{queue{}, "Queue backlog seen pulling next", ""},
+	{loadView{}, "load until usable why newer fuser kvBlocked preempted preemptSum counted", "fused"},
+	{serverClock{}, "sample at floor", ""},
+	{contactClock{}, "total last", "gap"},
+	{answeredSet{}, "ring next horizon", "most has"},
+	{entry{}, "hash stored", ""},
+	{retiredLog{}, "byKey order", "most"},
+	{retiredEntry{}, "bind requeued at", ""},
+	{retiredAt{}, "key at", ""},
+}
+
+// NamesOfStages are those that stand in checkpoints.
+func NamesOfStages() []string { return itemStageNames[:] }
