@@ -19,6 +19,7 @@ func TestCacheEventsReachTheCoreInOrder(t *testing.T) {
 	for i := range 3 {
 		data := kvevents.AppendChange(nil, &kvevents.Change{
 			Epoch: "ep", Seq: uint64(i + 1), Namespace: 7, Kind: kvevents.Stored, Tier: kvevents.CPU, Blocks: []uint64{1, 2, uint64(i)},
+			Parent: uint64(40 + i), HasParent: true,
 		})
 		if err := b.nc.Publish(b.pool.Cache("e1"), data); err != nil {
 			t.Fatal(err)
@@ -30,7 +31,7 @@ func TestCacheEventsReachTheCoreInOrder(t *testing.T) {
 	waitFor[core.Cache](t, f, 3, nil)
 	for i, c := range seen[core.Cache](f) {
 		if c.Engine != "e1" || c.Epoch != "ep" || c.Seq != uint64(i+1) || c.Namespace != 7 || c.Op != "stored" || c.Tier != "cpu" ||
-			!slices.Equal(c.Blocks, []uint64{1, 2, uint64(i)}) {
+			!slices.Equal(c.Blocks, []uint64{1, 2, uint64(i)}) || !c.HasParent || c.Parent != uint64(40+i) {
 			t.Errorf("event %d: %+v", i, c)
 		}
 	}

@@ -135,5 +135,6 @@ func decodeCache(engine string, m *nats.Msg) (core.Event, bool) {
 	return core.Cache{
 		Engine: engine, Epoch: c.Epoch, Seq: c.Seq, Namespace: c.Namespace,
 		Op: c.Kind.String(), Tier: c.Tier.String(), Blocks: c.Blocks,
+		Parent: c.Parent, HasParent: c.HasParent,
 	}, true
 }

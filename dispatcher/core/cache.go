@@ -45,6 +45,7 @@ func (c *Core) putCache(ev Cache) {
 	}
 	v := c.index.Apply(c.now, prefix.Event{
 		Engine: ev.Engine, Epoch: ev.Epoch, Seq: ev.Seq, Op: op, Tier: tier, Namespace: ev.Namespace, Blocks: ev.Blocks,
+		Parent: ev.Parent, HasParent: ev.HasParent,
 	})
 	c.verdict(e, v)
 	if v.Did == prefix.Lost {

@@ -110,7 +110,7 @@ func asks(out []core.Effect) int {
 	return n
 }
 
-// scenarios C1, C3, C5, C9 through the core: credit follows the snapshot
+// scenarios C1, C3, C4, C5, C9 through the core: credit follows the snapshot
 // barrier, and ends with whatever makes the view untrue.
 func TestPrefixCreditFollowsWhatTheCacheIsKnownToHold(t *testing.T) {
 	w, out := newWarm(t)
@@ -139,8 +139,25 @@ func TestPrefixCreditFollowsWhatTheCacheIsKnownToHold(t *testing.T) {
 	if !w.always("a", 4) {
 		t.Error("what was stored after the clearing gives no credit")
 	}
+	// C4: a block under one that nobody told of: something is missing here.
+	under := core.Cache{Engine: "a", Epoch: "x", Seq: 8, Namespace: 5, Op: "stored", Tier: "gpu", Blocks: []uint64{41}, HasParent: true}
+	under.Parent = chain[0]
+	if n := asks(w.step(under)); n != 0 || !w.always("a", 4) {
+		t.Errorf("a block under one that a holds led to %d requests for a snapshot: want none, and a keeps its credit", n)
+	}
+	under.Seq, under.Parent = 9, 40
+	if n := asks(w.step(under)); n != 1 {
+		t.Errorf("a block under an unknown one led to %d requests for a snapshot: want 1", n)
+	}
+	if w.always("a", 4) {
+		t.Error("engine a is preferred although its view misses a block")
+	}
+	w.snapshot("a", 9, chain)
+	if !w.always("a", 4) {
+		t.Error("after the snapshot that mends it the holder does not get the work")
+	}
 	// A gap: no credit until a new snapshot.
-	if n := asks(w.step(core.Cache{Engine: "a", Epoch: "x", Seq: 9, Op: "stored", Tier: "gpu", Blocks: []uint64{99}})); n != 1 {
+	if n := asks(w.step(core.Cache{Engine: "a", Epoch: "x", Seq: 11, Op: "stored", Tier: "gpu", Blocks: []uint64{99}})); n != 1 {
 		t.Errorf("a gap led to %d requests for a snapshot: want 1", n)
 	}
 	if w.always("a", 4) {
@@ -159,13 +176,13 @@ func TestPrefixCreditFollowsWhatTheCacheIsKnownToHold(t *testing.T) {
 	if again != 1 {
 		t.Errorf("a failed snapshot was asked for %d times in 3 s: want once", again)
 	}
-	w.snapshot("a", 9, chain)
+	w.snapshot("a", 11, chain)
 	if !w.always("a", 4) {
 		t.Error("after the new snapshot the holder does not get the work")
 	}
 	// C3: gone, and late events do not bring it back.
 	w.step(core.EngineGone{Engine: "a", Revision: 99})
-	w.step(core.Cache{Engine: "a", Epoch: "x", Seq: 10, Op: "stored", Tier: "gpu", Blocks: chain})
+	w.step(core.Cache{Engine: "a", Epoch: "x", Seq: 12, Op: "stored", Tier: "gpu", Blocks: chain})
 	if !w.always("b", 4) {
 		t.Error("work goes to an engine that is gone")
 	}

@@ -270,6 +270,10 @@ type Cache struct {
 	Op        string   `json:"op"` // stored, removed, cleared
 	Tier      string   `json:"tier,omitempty"`
 	Blocks    []uint64 `json:"blocks,omitempty"` // parent first for stored
+	// Parent of the first stored block, Namespace where that begins a prompt.
+	// HasParent is false when the agent does not say: it is not checked.
+	Parent    uint64 `json:"parent,omitempty"`
+	HasParent bool   `json:"has_parent,omitempty"`
 }
 
 // Snapshot is a part of an engine's whole block set.
