@@ -28,6 +28,7 @@ type Engine struct {
 	Model          string            `json:"model"`
 	LoRAs          []string          `json:"loras,omitempty"`
 	State          EngineState       `json:"state"`
+	Cause          string            `json:"cause,omitempty"` // why it is not ready, for people
 	Slots          int               `json:"slots"`           // requests that can run at once, all ranks
 	Ranks          int               `json:"ranks"`           // data-parallel ranks
 	CapacityTokens *int64            `json:"capacity_tokens"` // KV tokens, all ranks; null = unknown
@@ -94,6 +95,7 @@ type Load struct {
 	AgeMS           float64    `json:"age_ms"` // of the sample when it was published
 	RanksAdvertised *int       `json:"ranks_advertised"`
 	Ranks           []RankLoad `json:"ranks"`
+	Problem         string     `json:"problem,omitempty"` // why the engine's own picture does not count, for people
 }
 
 // RankLoad is one data-parallel rank's part of a Load.

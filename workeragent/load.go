@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rollbus/rollbus/subjects"
+	"github.com/rollbus/rollbus/workeragent/engine"
 )
 
 // loadLoop publishes the engine's load at an interval, staggered from its
@@ -109,10 +110,10 @@ func (u *unit) observe(l *subjects.Load) {
 	if told {
 		u.counters = sum
 	}
-	if x, ok := u.cfg.Adapter.(interface{ Restarts() int }); ok {
-		n := x.Restarts()
-		fell = fell || n > u.restarts
-		u.restarts = n
+	if x, ok := u.cfg.Adapter.(engine.Observer); ok {
+		h := x.Health()
+		fell = fell || h.Restarts > u.health.Restarts
+		u.feelLocked(h, now)
 	}
 	// A new life that a look at the engine has just told is not told twice.
 	if fell && now.Sub(u.lifeBegan) > u.a.t.Probe {

@@ -13,6 +13,7 @@ type metrics struct {
 	probes        *prometheus.CounterVec
 	epochs        *prometheus.CounterVec
 	loads         *prometheus.CounterVec
+	loadProblems  *prometheus.CounterVec
 	registrations *prometheus.CounterVec
 	checkpoints   *prometheus.CounterVec
 	cacheChanges  *prometheus.CounterVec
@@ -39,6 +40,7 @@ func newMetrics(a *Agent) *metrics {
 		probes:        counter("probes_total", "Looks at the engine's capabilities.", "result"),
 		epochs:        counter("restarts_total", "Restarts of the engine that were seen."),
 		loads:         counter("loads_total", "Load snapshots published, by source.", "source"),
+		loadProblems:  counter("load_problems_total", "Samples of the engine's load that do not count: frozen, inconsistent or incomplete.", "problem"),
 		registrations: counter("registrations_total", "Registrations written."),
 		checkpoints:   counter("checkpoints_total", "Checkpoints of partial output written."),
 
@@ -56,7 +58,7 @@ func newMetrics(a *Agent) *metrics {
 }
 
 func (m *metrics) vectors() []*prometheus.CounterVec {
-	return []*prometheus.CounterVec{m.ended, m.returns, m.repeats, m.tokens, m.probes, m.epochs, m.loads, m.registrations, m.checkpoints, m.cacheChanges, m.cacheAlarms}
+	return []*prometheus.CounterVec{m.ended, m.returns, m.repeats, m.tokens, m.probes, m.epochs, m.loads, m.loadProblems, m.registrations, m.checkpoints, m.cacheChanges, m.cacheAlarms}
 }
 
 func (m *metrics) descs() []*prometheus.Desc {

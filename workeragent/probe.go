@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"strings"
 	"syscall"
 	"time"
 
@@ -50,9 +51,7 @@ func (u *unit) probe(ctx context.Context) {
 	if u.down || !u.probed {
 		u.log.Info("the engine answers", "kind", caps.Kind, "model", caps.Model)
 	}
-	if old := u.caps.WeightVersion; u.probed && old != nil && caps.WeightVersion != nil && *old != *caps.WeightVersion {
-		u.emptiedLocked() // what was computed with other weights is no prefix
-	}
+	u.noticeLocked(&caps)
 	u.caps, u.probed, u.down, u.refused, u.failing = caps, true, false, false, time.Time{}
 	if changed {
 		kick(u.kickReg)
@@ -74,9 +73,18 @@ func (u *unit) unanswered(err error, now time.Time) {
 	silent := now.Sub(u.failing) >= u.a.t.DownAfter && !moving
 	if !u.down && (refused || silent || !u.probed) {
 		u.log.Warn("the engine does not answer", "error", err)
-		u.down = true
+		u.down, u.downWhy = true, brief(err.Error())
 		kick(u.kickReg)
 	}
+}
+
+// brief is a text that fits into a registration.
+func brief(s string) string {
+	const most = 300
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "..."
+	}
+	return s
 }
 
 // isNewLife tells whether the process behind the address is another one. Where

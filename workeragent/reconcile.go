@@ -18,8 +18,10 @@ const (
 	returnDraining     = "draining"      // the agent is stopping
 	returnEngineDown   = "engine_down"
 	returnEngineBusy   = "engine_busy" // it refused lately
-	returnSpoolFull    = "spool_full"  // answers cannot be stored
-	returnEpoch        = "epoch"       // bound to an earlier life of the engine
+	returnWedged       = "engine_wedged"
+	returnPaused       = "engine_paused" // or asleep, by somebody else's call
+	returnSpoolFull    = "spool_full"    // answers cannot be stored
+	returnEpoch        = "epoch"         // bound to an earlier life of the engine
 	returnRestarted    = "engine_restarted"
 	returnNoProgress   = "no_progress"
 	returnTimeout      = "attempt_timeout"
@@ -112,6 +114,10 @@ func (u *unit) refusalLocked(now time.Time) string {
 		return returnDraining
 	case u.down:
 		return returnEngineDown
+	case u.pausedLocked():
+		return returnPaused
+	case u.wedgedLocked(now):
+		return returnWedged
 	case now.Before(u.resting):
 		return returnEngineBusy
 	case u.a.spool.over():

@@ -29,8 +29,10 @@ func (u *unit) registerLoop(ctx context.Context) {
 		} else {
 			wait = min(wait, pause.step())
 		}
-		if rest := u.restLeft(); rest > 0 {
-			wait = min(wait, rest)
+		for _, rest := range u.restLeft() {
+			if rest > 0 {
+				wait = min(wait, rest)
+			}
 		}
 		t := time.NewTimer(wait)
 		select {
@@ -43,14 +45,11 @@ func (u *unit) registerLoop(ctx context.Context) {
 	}
 }
 
-// restLeft is how long the engine is still left alone.
-func (u *unit) restLeft() time.Duration {
+// restLeft is how long the engine is still left alone, by each reason for it.
+func (u *unit) restLeft() [2]time.Duration {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.resting.IsZero() {
-		return 0
-	}
-	return time.Until(u.resting)
+	return [2]time.Duration{time.Until(u.resting), time.Until(u.wedgedUntil)} // of the year 1: far below 0
 }
 
 func (u *unit) register(ctx context.Context) bool {
@@ -77,7 +76,8 @@ func (u *unit) register(ctx context.Context) bool {
 		// A stream that was made anew counts from 1 again: be later than whoever
 		// is seen there all the same.
 		u.epoch.start = max(rev, u.rival+1)
-		u.log.Info("registered", "epoch", u.epoch.String(), "state", u.stateLocked(time.Now()))
+		state, _ := u.standingLocked(time.Now())
+		u.log.Info("registered", "epoch", u.epoch.String(), "state", state)
 		close(u.started)
 		kick(u.kickReg)
 	}
@@ -86,10 +86,11 @@ func (u *unit) register(ctx context.Context) bool {
 
 func (u *unit) registrationLocked() subjects.Engine {
 	c := &u.caps
+	state, cause := u.standingLocked(time.Now())
 	e := subjects.Engine{
 		SchemaVersion: subjects.SchemaVersion, Engine: u.name, Agent: u.a.cfg.Name, Epoch: u.epoch.String(),
 		Kind: or(u.cfg.Kind, or(c.Kind, "openai")), Model: or(u.cfg.Model, c.Model), LoRAs: c.LoRAs,
-		State: u.stateLocked(time.Now()), Slots: u.slotsLocked(), Ranks: u.ranksLocked(),
+		State: state, Cause: cause, Slots: u.slotsLocked(), Ranks: u.ranksLocked(),
 		EngineBlock: c.EngineBlock, BlockTokens: u.a.settings.Load().BlockTokens,
 		Events: u.eventsLocked(), WeightVersion: c.WeightVersion,
 		Versions: map[string]string{"agent": u.a.cfg.Version},

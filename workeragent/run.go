@@ -178,7 +178,7 @@ func (u *unit) leave(r *run, o engine.Outcome, err error) {
 		u.ghosts++
 	}
 	if o.Kind == engine.Completed || o.Kind == engine.DataError || len(o.TokenIDs) > 0 {
-		u.backoff = 0 // it took the request
+		u.backoff, u.wedgeHold = 0, 0 // it took the request
 	}
 	u.mu.Unlock()
 	kick(u.kickLoad)
@@ -198,6 +198,8 @@ func (u *unit) leave(r *run, o engine.Outcome, err error) {
 	case o.Kind == engine.NotAccepted:
 		u.rest()
 		kick(u.kickLook)
+	case o.Kind == engine.Aborted:
+		kick(u.kickLook) // somebody may have paused it, or put it to sleep
 	}
 }
 

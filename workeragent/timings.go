@@ -24,6 +24,7 @@ type Timings struct {
 
 	BackoffMin time.Duration // 500ms that an engine is left alone after it refused, doubled each time
 	BackoffMax time.Duration // 30s most
+	WedgeHold  time.Duration // 30s that an engine still counts as down after it was wedged and nothing runs there, doubled each time up to 16-fold
 
 	StoreTimeout   time.Duration // 2s that one write waits for its answer
 	StoreHeartbeat time.Duration // 500ms between signs of life of an idle follower
@@ -41,7 +42,7 @@ func DefaultTimings() Timings {
 		Heartbeat: 5 * time.Second, LoadEvery: 200 * time.Millisecond,
 		Probe: 5 * time.Second, ProbeDown: time.Second, ProbeTimeout: 5 * time.Second, DownAfter: 15 * time.Second,
 		ProgressTimeout: 2 * time.Minute, Watch: time.Second, AbortTimeout: 5 * time.Second,
-		BackoffMin: 500 * time.Millisecond, BackoffMax: 30 * time.Second,
+		BackoffMin: 500 * time.Millisecond, BackoffMax: 30 * time.Second, WedgeHold: 30 * time.Second,
 		StoreTimeout: 2 * time.Second, StoreHeartbeat: 500 * time.Millisecond,
 		RepeatMin: 50 * time.Millisecond, RepeatMax: 2 * time.Second, ReadyAge: 5 * time.Second,
 		DrainTimeout: 5 * time.Minute, HandBack: 10 * time.Second,

@@ -43,15 +43,20 @@ type unit struct {
 	probed    bool // capabilities are known
 	down      bool
 	failing   time.Time // since when looks have been failing; zero = they do not
+	downWhy   string    // what the look that failed said
 	refused   bool      // a connection was refused since the last good look
 	counters  int64     // sum of the preemption counters at the last sample; < 0 = none
-	restarts  int       // that the adapter has seen by itself
 	lifeBegan time.Time // of the engine, when a restart was seen; zero = none was
 	backoff   time.Duration
 	resting   time.Time // the engine is left alone until then
 	spooling  bool      // over the spool's bound
-	told      cacheTold // of the cache view
-	emptied   int       // times that something emptied the cache, events apart
+
+	health      engine.Health // as of the last sample of the load
+	wedgedUntil time.Time     // the engine counts as wedged until then
+	wedgeHold   time.Duration // how long the next time
+
+	told    cacheTold // of the cache view
+	emptied int       // times that something emptied the cache, events apart
 
 	runs     map[string]*run   // reservations that are run or settled here, by rollout
 	handing  map[string]uint64 // reservations that are being released or given back, by rollout: their revision
@@ -221,21 +226,8 @@ func (u *unit) isReplaced() bool {
 func (u *unit) state() subjects.EngineState {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.stateLocked(time.Now())
-}
-
-func (u *unit) stateLocked(now time.Time) subjects.EngineState {
-	switch {
-	case u.draining:
-		return subjects.EngineDraining
-	case !u.probed && !u.down || u.epoch.start == 0:
-		return subjects.EngineStarting
-	case u.down:
-		return subjects.EngineDown
-	case now.Before(u.resting), u.spooling:
-		return subjects.EnginePaused
-	}
-	return subjects.EngineReady
+	state, _ := u.standingLocked(time.Now())
+	return state
 }
 
 // slots the engine runs at once.

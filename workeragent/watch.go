@@ -35,7 +35,12 @@ func (u *unit) watch(now time.Time) {
 	slices.SortFunc(at, func(a, b *run) int { return a.handed.Compare(b.handed) })
 	slots := u.slotsLocked()
 	reported := u.queued > 0 && now.Sub(u.queuedAt) < 5*u.a.t.LoadEvery
+	paused := u.pausedLocked()
 	for i, r := range at {
+		if paused { // whoever paused it resumes it, or the attempt's time ends
+			r.since = now
+			continue
+		}
 		// Its own output does not speak for the others.
 		moves := now.Sub(u.lastMove) < u.a.t.ProgressTimeout && !r.moved.Equal(u.lastMove)
 		if moves && (i >= slots || reported) {

@@ -58,6 +58,8 @@ type Capabilities struct {
 	WeightVersion  *int64
 	StartedAt      *float64 // process start, unix seconds of the engine's clock: compared for equality only
 	Events         string   // exact, none
+	Paused         *bool    // it takes requests and runs none until somebody resumes or wakes it
+	Asleep         *bool    // its cache is gone; llama.cpp wakes at the next request
 }
 
 // Delta is a piece of output.

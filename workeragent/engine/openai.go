@@ -41,6 +41,8 @@ type OpenAIConfig struct {
 	Limits SSELimits
 	// ProbeTimeout of one request that is no generation; 5 s.
 	ProbeTimeout time.Duration
+	// Tracker judges what the samples of the load come to, one after another.
+	Tracker telemetry.TrackerConfig
 	// Connections bounds idle connections kept; 256.
 	Connections int
 	// Transport replaces the HTTP transport, for tests. nil = an own one, without proxies.
@@ -128,7 +130,7 @@ func NewOpenAI(cfg OpenAIConfig) (*OpenAI, error) {
 	if rt == nil {
 		rt = newTransport(cfg.Connections)
 	}
-	return &OpenAI{cfg: cfg, base: base, client: newClient(rt), gauges: newGauges()}, nil
+	return &OpenAI{cfg: cfg, base: base, client: newClient(rt), gauges: newGauges(cfg.Tracker)}, nil
 }
 
 // newTransport talks to engines directly: no proxy of the environment, no

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -22,11 +23,26 @@ type gauges struct {
 	begun    time.Time
 	tracker  *telemetry.Tracker
 	inFlight int
-	restarts int
+	health   Health
 }
 
-func newGauges() *gauges {
-	return &gauges{begun: time.Now(), tracker: telemetry.NewTracker(telemetry.TrackerConfig{})}
+// Health is what the samples of an engine's load come to, one after another.
+type Health struct {
+	Restarts int    // lives of the server that only its counters told: they fell
+	Wedged   bool   // there is work and nothing moves
+	Moved    bool   // something has moved since the sample before
+	Asleep   bool   // the cache is gone, requests wait
+	Problem  string // why the last sample does not count, for people; "" = it does
+}
+
+// Observer is what adapters that follow an engine's load implement too.
+type Observer interface {
+	// Health as of the last Load.
+	Health() Health
+}
+
+func newGauges(cfg telemetry.TrackerConfig) *gauges {
+	return &gauges{begun: time.Now(), tracker: telemetry.NewTracker(cfg)}
 }
 
 func (g *gauges) enter(n int) {
@@ -40,17 +56,33 @@ func (g *gauges) observe(s telemetry.Sample) subjects.Load {
 	defer g.mu.Unlock()
 	r := g.tracker.Observe(s, time.Since(g.begun), g.inFlight)
 	if r.Restarted && s.StartedAt == nil {
-		g.restarts++
+		g.health.Restarts++
 	}
+	g.health.Wedged, g.health.Moved, g.health.Asleep, g.health.Problem = r.Wedged, r.Moved, r.Asleep, problemOf(&r)
+	r.Load.Problem = g.health.Problem
 	return r.Load
 }
 
-// Restarts counts the lives of the server that only its counters told: they
-// fell, and it does not say when its process started.
-func (a *OpenAI) Restarts() int {
+// problemOf is why a reading does not count.
+func problemOf(r *telemetry.Reading) string {
+	switch {
+	case r.Complete:
+		return ""
+	case r.Frozen:
+		return "frozen: the gauges show work that nobody gave the engine, and nothing moves"
+	case len(r.Problems) > 0:
+		return clip("inconsistent: " + r.Problems[0].String())
+	case r.Load.RanksAdvertised != nil && len(r.Load.Ranks) < *r.Load.RanksAdvertised:
+		return fmt.Sprintf("incomplete: %d of %d ranks have reported", len(r.Load.Ranks), *r.Load.RanksAdvertised)
+	}
+	return "incomplete: a rank does not tell what runs and waits"
+}
+
+// Health implements Observer.
+func (a *OpenAI) Health() Health {
 	a.gauges.mu.Lock()
 	defer a.gauges.mu.Unlock()
-	return a.gauges.restarts
+	return a.gauges.health
 }
 
 // Load reads /metrics by the names of vLLM (which the simulated engine and many

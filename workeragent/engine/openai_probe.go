@@ -111,6 +111,7 @@ func (a *OpenAI) props(ctx context.Context, c *Capabilities) {
 	var o struct {
 		TotalSlots *int   `json:"total_slots"`
 		Build      string `json:"build_info"`
+		Asleep     *bool  `json:"is_sleeping"`
 		Settings   struct {
 			NCtx *int `json:"n_ctx"`
 		} `json:"default_generation_settings"`
@@ -118,7 +119,7 @@ func (a *OpenAI) props(ctx context.Context, c *Capabilities) {
 	if json.Unmarshal(b, &o) != nil {
 		return
 	}
-	c.Slots = positive(o.TotalSlots)
+	c.Slots, c.Asleep = positive(o.TotalSlots), o.Asleep
 	if n := positive(o.Settings.NCtx); n != nil {
 		c.MaxModelLen = n
 	}

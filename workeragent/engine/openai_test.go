@@ -510,12 +510,12 @@ vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1
 	}
 	// Where it does not say when it started, a counter that falls is a restart.
 	text = "vllm:num_preemptions_total 1\n"
-	if _, err := a.Load(t.Context()); err != nil || a.Restarts() != 0 {
-		t.Errorf("%d restarts, %v", a.Restarts(), err)
+	if _, err := a.Load(t.Context()); err != nil || a.Health().Restarts != 0 {
+		t.Errorf("%d restarts, %v", a.Health().Restarts, err)
 	}
 	text = "vllm:num_preemptions_total 0\n"
-	if _, err := a.Load(t.Context()); err != nil || a.Restarts() != 1 {
-		t.Errorf("%d restarts, %v", a.Restarts(), err)
+	if _, err := a.Load(t.Context()); err != nil || a.Health().Restarts != 1 {
+		t.Errorf("%d restarts, %v", a.Health().Restarts, err)
 	}
 	text = "vllm:num_requests_running{worker_addr=\"a\"} 0\n"
 	if _, err := a.Load(t.Context()); !errors.Is(err, telemetry.ErrRouter) {

@@ -79,6 +79,10 @@ func (v *VLLM) Capabilities(ctx context.Context) (Capabilities, error) {
 	if s, err := v.EventSources(ctx); err == nil && len(s) > 0 {
 		c.Events = "exact"
 	}
+	c.Paused, c.Asleep = v.flag(ctx, "/is_paused", "is_paused"), v.flag(ctx, "/is_sleeping", "is_sleeping")
+	if c.Asleep != nil && *c.Asleep {
+		c.Paused = c.Asleep // only a call wakes it
+	}
 	return c, nil
 }
 

@@ -14,9 +14,13 @@ type TrackerConfig struct {
 	// FrozenAfter: gauges that show work while nothing is in flight and nothing
 	// moved for so long are taken for frozen. Default 10 s.
 	FrozenAfter time.Duration
-	// WedgedAfter: a queue, nothing running and no counter moving for so long
-	// is a wedged scheduler, whatever its /health says. Default 30 s.
+	// WedgedAfter: a queue, nothing running and nothing moving for so long while
+	// runs of this agent are at the engine is a wedged scheduler, whatever its
+	// /health says. Default 30 s.
 	WedgedAfter time.Duration
+	// StalledAfter is the same while requests run: a long prefill or a load of
+	// weights moves nothing for a while. Default 60 s.
+	StalledAfter time.Duration
 }
 
 func (c TrackerConfig) withDefaults() TrackerConfig {
@@ -28,6 +32,7 @@ func (c TrackerConfig) withDefaults() TrackerConfig {
 	set(&c.RateWindow, 10*time.Second)
 	set(&c.FrozenAfter, 10*time.Second)
 	set(&c.WedgedAfter, 30*time.Second)
+	set(&c.StalledAfter, 60*time.Second)
 	return c
 }
 
@@ -80,7 +85,8 @@ type Reading struct {
 	Restarted bool  // the engine's process is another one than before
 	Preempted int64 // preemptions since the sample before; never negative
 	Frozen    bool  // the gauges show work that is not there; one request refreshes them
-	Wedged    bool  // work waits, nothing runs, nothing moves
+	Wedged    bool  // there is work, runs of this agent among it, and nothing moves
+	Moved     bool  // a gauge or a counter is another than in the sample before
 	Asleep    bool  // the engine's cache is gone
 	Problems  []Problem
 }
@@ -121,13 +127,14 @@ func (t *Tracker) Observe(s Sample, at time.Duration, inFlight int) Reading {
 		}
 		h.last = *rank
 	}
-	if moved {
+	if r.Moved = moved; moved {
 		t.moved = at
 	}
 	t.totals, t.started, t.at, t.seen = s.Totals, s.StartedAt, at, true
 	still := at - t.moved
 	r.Frozen = inFlight == 0 && showsWork(s) && still >= t.cfg.FrozenAfter
-	r.Wedged = queueOnly(s) && still >= t.cfg.WedgedAfter
+	// Without a run of our own the same picture may be frozen gauges.
+	r.Wedged = inFlight > 0 && (queueOnly(s) && still >= t.cfg.WedgedAfter || stallable(s) && still >= t.cfg.StalledAfter)
 	r.Load = t.load(s, r.Frozen)
 	r.Complete = r.Complete && !r.Frozen
 	return r
@@ -250,6 +257,17 @@ const fullish = 0.5
 func showsWork(s Sample) bool {
 	for _, r := range s.Ranks {
 		if busy(r) || queued(r) || r.KVUsage != nil && *r.KVUsage > fullish {
+			return true
+		}
+	}
+	return false
+}
+
+// stallable tells whether something runs and the sample has what would move
+// with it: request counts alone stand still in health too.
+func stallable(s Sample) bool {
+	for _, r := range s.Ranks {
+		if busy(r) && (r.GenerationTokens != nil || r.Steps != nil || r.KVUsedTokens != nil || r.KVUsage != nil) {
 			return true
 		}
 	}

@@ -99,8 +99,33 @@ func TestAQueueThatNobodyServesIsWedged(t *testing.T) {
 	if r := tr.Observe(at(0, 7, 10, 0), 6*time.Second, 7); !r.Wedged {
 		t.Error("not wedged after 6 s")
 	}
+	if r := tr.Observe(at(0, 7, 10, 0), 6*time.Second, 0); r.Wedged {
+		t.Error("without a run of ours at the engine its gauges may be frozen, and nobody would ever ask it again")
+	}
 	if r := tr.Observe(at(1, 6, 11, 0), 7*time.Second, 7); r.Wedged {
 		t.Error("still wedged while it runs")
+	}
+}
+
+func TestAnEngineThatRunsAndMovesNothingIsWedged(t *testing.T) {
+	cfg := telemetry.TrackerConfig{WedgedAfter: time.Second, StalledAfter: 5 * time.Second}
+	tr := telemetry.NewTracker(cfg)
+	tr.Observe(at(3, 0, 10, 0), 0, 3)
+	if r := tr.Observe(at(3, 0, 10, 0), 4*time.Second, 3); r.Wedged {
+		t.Error("a prefill of 4 s is taken for a stall")
+	}
+	if r := tr.Observe(at(3, 0, 10, 0), 6*time.Second, 3); !r.Wedged {
+		t.Error("6 s in which nothing moved are no stall")
+	}
+	if r := tr.Observe(at(3, 0, 11, 0), 7*time.Second, 3); r.Wedged {
+		t.Error("still wedged after a token")
+	}
+	blind := at(3, 0, 0, 0) // request counts only: they stand still in health too
+	blind.Ranks[0].GenerationTokens = nil
+	tr = telemetry.NewTracker(cfg)
+	tr.Observe(blind, 0, 3)
+	if r := tr.Observe(blind, time.Minute, 3); r.Wedged {
+		t.Error("a source without a sign of progress is taken for a stall")
 	}
 }
 
