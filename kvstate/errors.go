@@ -35,9 +35,17 @@ var (
 )
 
 // ConflictError carries where the guarded sequence stands.
-type ConflictError struct{ Actual uint64 }
+type ConflictError struct {
+	Actual uint64
+	Seed   bool // of Store.Seed: it is the seed's key that moved, not the engine's
+}
 
-func (e *ConflictError) Error() string { return fmt.Sprintf("sequence moved to %d", e.Actual) }
+func (e *ConflictError) Error() string {
+	if e.Seed {
+		return fmt.Sprintf("the seed moved to %d", e.Actual)
+	}
+	return fmt.Sprintf("sequence moved to %d", e.Actual)
+}
 func (e *ConflictError) Unwrap() error { return ErrConflict }
 
 // DuplicateError carries the sequence that the first publish of the id got.

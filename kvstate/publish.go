@@ -26,7 +26,9 @@ const (
 	codeInProcess        = 10158 // duplicate message id is in process
 	codeBusy             = 10164 // "wrong last sequence", no number: another guarded write in flight
 	codeTooMany          = 10167 // the stream's queue is full
+	codeBatchIncomplete  = 10176 // a part of it was lost: nothing is written
 	codeBatchDuplicate   = 10201
+	codeBatchInflight    = 10210 // too many batches on their way
 )
 
 // apiError is the error part of every answer of JetStream.
@@ -67,6 +69,8 @@ func (e apiError) write() error {
 		return fmt.Errorf("%w: %s", ErrBusy, text)
 	case codeBusy:
 		return fmt.Errorf("%w: %s", ErrBusy, text)
+	case codeBatchIncomplete, codeBatchInflight:
+		return fmt.Errorf("%w: %s", ErrUnavailable, text)
 	case codeBatchDuplicate:
 		return &DuplicateError{}
 	case codeInProcess:
@@ -108,7 +112,34 @@ func (s *Store) publish(ctx context.Context, subject string, h nats.Header, body
 	if err := s.connected(ctx); err != nil {
 		return 0, err
 	}
-	reply, err := s.nc.RequestMsgWithContext(ctx, &nats.Msg{Subject: subject, Header: h, Data: body})
+	return s.request(ctx, &nats.Msg{Subject: subject, Header: h, Data: body})
+}
+
+// publishPair writes two messages of one stream as one atomic batch: both are
+// stored, in this order and nothing between, or none. The acknowledgement is the
+// second one's. A repetition is a batch of its own: half a batch that was lost
+// on the way ends at the server by itself.
+func (s *Store) publishPair(ctx context.Context, first, second *nats.Msg) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.opt.timeout)
+	defer cancel()
+	if err := s.connected(ctx); err != nil {
+		return 0, err
+	}
+	id := nats.NewInbox()[len(nats.InboxPrefix):]
+	for i, m := range []*nats.Msg{first, second} {
+		m.Header.Set(subjects.HdrBatchID, id)
+		m.Header.Set(subjects.HdrBatchSequence, strconv.Itoa(i+1))
+	}
+	second.Header.Set(subjects.HdrBatchCommit, "1")
+	if err := s.nc.PublishMsg(first); err != nil {
+		return 0, sendError(err)
+	}
+	return s.request(ctx, second)
+}
+
+// request sends one message and reads its acknowledgement.
+func (s *Store) request(ctx context.Context, m *nats.Msg) (uint64, error) {
+	reply, err := s.nc.RequestMsgWithContext(ctx, m)
 	if err != nil {
 		return 0, sendError(err)
 	}

@@ -37,21 +37,30 @@ type Bind struct {
 //     ConflictError then, read the key with Reservation. Choose no other engine.
 //   - ErrFull: the bucket is at FillLimit, or NATS takes no more.
 func (s *Store) Bind(ctx context.Context, b Bind) (seq uint64, err error) {
+	m, err := s.bindMsg(ctx, b)
+	if err == nil {
+		seq, err = s.publish(ctx, m.Subject, m.Header, m.Data)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("bind %s#%d on %s: %w", b.Held.Key(), b.Held.Bind, b.Held.Engine, err)
+	}
+	return seq, nil
+}
+
+// bindMsg is the message of a bind, guard included.
+func (s *Store) bindMsg(ctx context.Context, b Bind) (*nats.Msg, error) {
 	h := b.Held
 	if h.State == "" {
 		h.State = subjects.StateBound
 	}
 	if err := checkKey(h.Engine, h.Job, h.ID); err != nil {
-		return 0, fmt.Errorf("bind: %w", err)
-	}
-	what := func(err error) error {
-		return fmt.Errorf("bind %s#%d on %s: %w", h.Key(), h.Bind, h.Engine, err)
+		return nil, err
 	}
 	if h.State == subjects.StateReturned || h.Bind < 1 {
-		return 0, what(fmt.Errorf("%w: state is %s and bind number %d: a bind is bound or external and counts from 1", ErrRefused, h.State, h.Bind))
+		return nil, fmt.Errorf("%w: state is %s and bind number %d: a bind is bound or external and counts from 1", ErrRefused, h.State, h.Bind)
 	}
 	if b.TTL < 0 {
-		return 0, what(fmt.Errorf("%w: time to live is %v: give what is left and a day, or 0", ErrRefused, b.TTL))
+		return nil, fmt.Errorf("%w: time to live is %v: give what is left and a day, or 0", ErrRefused, b.TTL)
 	}
 	header := h.Header()
 	header.Set(subjects.HdrMsgID, msgID(h.Job, h.ID, h.Bind))
@@ -63,13 +72,9 @@ func (s *Store) Bind(ctx context.Context, b Bind) (seq uint64, err error) {
 		setTTL(header, keepFor(h.LeftMS))
 	}
 	if err := s.room(ctx, len(b.Body)); err != nil {
-		return 0, what(err)
+		return nil, err
 	}
-	seq, err = s.publish(ctx, s.pool.ReservationSubject(h.Engine, h.Job, h.ID), header, b.Body)
-	if err != nil {
-		return 0, what(err)
-	}
-	return seq, nil
+	return &nats.Msg{Subject: s.pool.ReservationSubject(h.Engine, h.Job, h.ID), Header: header, Data: b.Body}, nil
 }
 
 // keepFor is a reservation's time to live: what nobody retires is reclaimed by
@@ -172,7 +177,7 @@ func (s *Store) FollowOwn(ctx context.Context, engine string, h Handler[Reservat
 func (s *Store) decodeReservation(d delivery) (r Reservation, m Marker, k kind, err error) {
 	engine, job, id, ok := s.pool.ParseReservationSubject(d.subject)
 	if !ok {
-		return r, m, kindNone, nil // a seed, or something of a later version
+		return r, m, kindNone, nil // a seed (seeds.go), or something of a later version
 	}
 	if d.deleted() {
 		rel, err := subjects.ReleasedFromHeader(engine, job, id, d.header)

@@ -37,4 +37,5 @@ type Value[T any] struct {
 	V        T
 	Revision uint64
 	Stored   time.Time
+	TTL      time.Duration // from Stored; 0 = none of its own
 }

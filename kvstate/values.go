@@ -178,11 +178,11 @@ func followValues[T any](ctx context.Context, s *Store, f FollowConfig, what, bu
 	}
 	return follow(ctx, s, sp, h, func(d delivery) (v Value[T], g Value[struct{}], k kind, err error) {
 		key := strings.TrimPrefix(d.subject, prefix)
-		g = Value[struct{}]{Key: key, Revision: d.seq, Stored: d.stored}
+		g = Value[struct{}]{Key: key, Revision: d.seq, Stored: d.stored, TTL: ttlOf(d.header)}
 		if d.deleted() {
 			return v, g, kindGone, nil
 		}
-		v = Value[T]{Key: key, Revision: d.seq, Stored: d.stored}
+		v = Value[T]{Key: key, Revision: d.seq, Stored: d.stored, TTL: g.TTL}
 		if err = json.Unmarshal(d.data, &v.V); err == nil && check != nil {
 			err = check(key, v.V)
 		}

@@ -58,6 +58,9 @@ const (
 	KVOperationDelete  = "DEL"
 	HdrExpectedPrefix  = "Nats-Expected-" // refused on a submit
 	HdrMarkerReason    = "Nats-Marker-Reason"
+	HdrBatchID         = "Nats-Batch-Id" // of an atomic batch
+	HdrBatchSequence   = "Nats-Batch-Sequence"
+	HdrBatchCommit     = "Nats-Batch-Commit"
 	MaxHeaderBlocks    = 2048 // block hashes a header carries at most: headers end at 64 KiB
 	MaxPayload         = 8 << 20
 	MaxRequestBytes    = MaxPayload / 2
