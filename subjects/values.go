@@ -38,6 +38,8 @@ type Engine struct {
 	BlockTokens    int               `json:"block_tokens"` // the pool's
 	Events         string            `json:"events"`       // exact, approximate, none
 	WeightVersion  *int64            `json:"weight_version"`
+	DecodeTokS     *float64          `json:"decode_tok_s,omitempty"`  // profile: what all ranks together made a second when last busy, this life or an earlier one
+	PrefillTokS    *float64          `json:"prefill_tok_s,omitempty"` // the same of prompts; null = never seen busy
 	Versions       map[string]string `json:"versions,omitempty"`
 }
 

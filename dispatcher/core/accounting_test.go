@@ -143,6 +143,13 @@ const stamp = int64(1_700_000_000_000_000_000)
 func ready(t *testing.T, engines int) *core.Core {
 	t.Helper()
 	c := core.New(core.Config{Dispatcher: "d"})
+	begin(t, c, engines)
+	return c
+}
+
+// begin gives a new core whole views and engines a, b, ... of 4 slots.
+func begin(t *testing.T, c *core.Core, engines int) {
+	t.Helper()
 	c.Step(core.ServerTime{UnixNano: stamp}, 0)
 	c.Step(core.Contact{Proven: true}, 0)
 	for _, v := range []core.ViewKind{core.ViewReservations, core.ViewResults, core.ViewDispatchers, core.ViewCancels, core.ViewPools} {
@@ -158,7 +165,6 @@ func ready(t *testing.T, engines int) *core.Core {
 	if m := c.Missing(); len(m) > 0 {
 		t.Fatalf("views missing: %v", m)
 	}
-	return c
 }
 
 func TestARefusedBindIsBoundAgainUnderTheNextNumber(t *testing.T) {

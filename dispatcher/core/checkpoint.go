@@ -103,6 +103,8 @@ type EngineState struct {
 	Assigned []uint64 // handles
 	Awaited  int
 	Picked   uint64
+	Decode   float64 // tokens/s when last busy
+	Prefill  float64
 	Load     LoadState
 }
 

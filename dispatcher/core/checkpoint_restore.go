@@ -120,7 +120,7 @@ func (c *Core) restoreEngines(p *Checkpoint) error {
 		e := &engine{
 			name: s.Name, tag: s.Tag, askAt: s.AskAt, reg: s.Reg, revision: s.Revision,
 			known: s.Known, gone: s.Gone, external: s.External, renewed: s.Renewed, past: s.Past,
-			seq: s.Seq, held: map[string]*held{}, sum: s.Sum, awaited: s.Awaited, picked: s.Picked,
+			seq: s.Seq, held: map[string]*held{}, sum: s.Sum, awaited: s.Awaited, picked: s.Picked, decode: s.Decode, prefill: s.Prefill,
 		}
 		l := &s.Load
 		e.view = loadView{

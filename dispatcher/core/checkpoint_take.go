@@ -80,7 +80,7 @@ func (e *engine) checkpoint() EngineState {
 	s := EngineState{
 		Name: e.name, Tag: e.tag, AskAt: e.askAt, Reg: e.reg, Revision: e.revision,
 		Known: e.known, Gone: e.gone, External: e.external, Renewed: e.renewed, Health: stateNames[e.health], Past: e.past,
-		Seq: e.seq, Sum: e.sum, Assigned: handles(e.assigned), Awaited: e.awaited, Picked: e.picked,
+		Seq: e.seq, Sum: e.sum, Assigned: handles(e.assigned), Awaited: e.awaited, Picked: e.picked, Decode: e.decode, Prefill: e.prefill,
 		Load: LoadState{
 			Load: v.load, Until: v.until, Usable: v.usable, Why: v.why, Newer: v.newer, Fuser: v.fuser.State(),
 			KVBlocked: v.kvBlocked, Preempted: v.preempted, PreemptSum: v.preemptSum, Counted: v.counted,

@@ -159,6 +159,17 @@ type Considered struct {
 	Filter string             `json:"filter,omitempty"` // why it was left out
 	Score  float64            `json:"score"`
 	Parts  map[string]float64 `json:"parts,omitempty"`
+
+	// Features, on the decision's basis.
+	Requests float64 `json:"requests"`           // running, waiting, reserved
+	Tokens   int64   `json:"tokens"`             // in use or reserved
+	Cached   float64 `json:"cached,omitempty"`   // tokens of the prompt credited as cached
+	KVUsage  float64 `json:"kv_usage,omitempty"` // of the fullest rank; -1 = unknown
+	// Of projected_time: tokens/s that it counted with, and where from: engine, profile, default.
+	DecodeTokS  float64 `json:"decode_tok_s,omitempty"`
+	PrefillTokS float64 `json:"prefill_tok_s,omitempty"`
+	DecodeFrom  string  `json:"decode_from,omitempty"`
+	PrefillFrom string  `json:"prefill_from,omitempty"`
 }
 
 // Count adds to a metric.

@@ -42,6 +42,10 @@ type engine struct {
 	awaited  int     // items that wait for it to have room
 	picked   uint64
 	view     loadView
+
+	// What it showed when it was busy, tokens/s; kept when its report is lost and
+	// when it begins a new life. 0 = not known.
+	decode, prefill float64
 }
 
 // maxPast is how many ended epochs of an engine are remembered: keys of older
@@ -260,6 +264,7 @@ func (c *Core) refresh(e *engine) {
 		Observed:   e.observed(),
 		MatchKnown: c.index.Trusted(e.name), MatchApproximate: e.reg.Events == eventsApproximate,
 	}
+	cand.ProfileDecodeTokS, cand.ProfilePrefillTokS = c.policy.Profile(e.profile())
 	if e.reg.MaxModelLen != nil {
 		cand.MaxModelLen = *e.reg.MaxModelLen
 	}
@@ -273,6 +278,19 @@ func (c *Core) refresh(e *engine) {
 		e.undecided(cand, it)
 	}
 	c.dirty = true
+}
+
+// profile is what the engine showed before: to this dispatcher, else to its
+// agent. A report of its own that tells rates counts before it (policy).
+func (e *engine) profile() (decode, prefill float64) {
+	decode, prefill = e.decode, e.prefill
+	if decode == 0 && e.reg.DecodeTokS != nil {
+		decode = *e.reg.DecodeTokS
+	}
+	if prefill == 0 && e.reg.PrefillTokS != nil {
+		prefill = *e.reg.PrefillTokS
+	}
+	return decode, prefill
 }
 
 // undecided counts what is on its way to the engine, in the sums and, since no

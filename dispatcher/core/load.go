@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/rollbus/rollbus/dispatcher/policy"
@@ -48,6 +49,8 @@ func (c *Core) putLoad(l Load) {
 			Requests: e.sum.Requests - v.newer.Requests, Tokens: e.sum.Tokens - v.newer.Tokens,
 			PromptTokens: e.sum.PromptTokens - v.newer.PromptTokens,
 		})
+		decode, prefill := v.fuser.Rates()
+		e.decode, e.prefill = cmp.Or(decode, e.decode), cmp.Or(prefill, e.prefill)
 		v.kvBlocked = c.policy.KVGate(v.kvBlocked, v.usable.KVUsageWorst)
 	} else {
 		v.kvBlocked = false
@@ -152,7 +155,11 @@ func (c *Core) explain(d *Decision) {
 		for p, v := range s.Parts() {
 			parts[p.String()] = v
 		}
-		d.Candidates = append(d.Candidates, Considered{Engine: c.names[s.Index], Filter: s.Filter.String(), Score: s.Score, Parts: parts})
+		d.Candidates = append(d.Candidates, Considered{
+			Engine: c.names[s.Index], Filter: s.Filter.String(), Score: s.Score, Parts: parts,
+			Requests: s.Requests, Tokens: s.Tokens, Cached: s.Cached, KVUsage: s.KVUsage,
+			DecodeTokS: s.DecodeTokS, PrefillTokS: s.PrefillTokS, DecodeFrom: string(s.DecodeFrom), PrefillFrom: string(s.PrefillFrom),
+		})
 	}
 	for f, n := range c.rec.EachFilter() {
 		if d.Filtered == nil {

@@ -69,6 +69,9 @@ func (f *Fuser) Fuse(o *Observed, all, newer Reserved) {
 	o.DecodeTokS, o.PrefillTokS = f.rates.decode, f.rates.prefill
 }
 
+// Rates are what the engine showed when it was busy, tokens/s; 0 = not known.
+func (f *Fuser) Rates() (decode, prefill float64) { return f.rates.decode, f.rates.prefill }
+
 // rates learns what an engine can do from what it does. An idle engine decodes
 // slowly because it has little to do, so a higher rate is believed quickly and
 // a lower one slowly, and only from a busy engine.

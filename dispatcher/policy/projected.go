@@ -47,18 +47,10 @@ func (p *projectedTime) score(r *round) {
 // times computes a candidate's. One function, since it runs for every engine of
 // every decision.
 func (r *round) times(c *Candidate) (t times) {
-	decode, prefill := c.ProfileDecodeTokS, c.ProfilePrefillTokS
-	if !(decode > 0) {
-		decode = r.s.DecodeTokS
-	}
-	if !(prefill > 0) {
-		prefill = r.s.PrefillTokS
-	}
+	decode, prefill := r.rates(c)
 	output := r.output(c)
 	if r.basis == BasisEngine {
 		o := c.Observed
-		decode = bounded(o.DecodeTokS, decode, r.s.RateBound)
-		prefill = bounded(o.PrefillTokS, prefill, r.s.RateBound)
 		// What is reserved and not yet seen by the engine waits too.
 		waiting := o.Waiting + max(0, c.ReservedRequests-o.Running-o.Waiting-o.NewerRequests)
 		tokens := float64(float64(waiting)*output) + float64(max(0, o.NewerTokens-o.NewerPrefillTokens))
@@ -96,13 +88,48 @@ func bounded(own, reference, bound float64) float64 {
 	return own
 }
 
-// decodeRate is that of times.
-func (r *round) decodeRate(c *Candidate) float64 {
-	rate := c.ProfileDecodeTokS
-	if !(rate > 0) {
-		rate = r.s.DecodeTokS
+// rates are the candidate's, tokens/s: what it showed when it was busy, else its
+// profile, else the pool's defaults.
+func (r *round) rates(c *Candidate) (decode, prefill float64) {
+	decode, prefill = c.ProfileDecodeTokS, c.ProfilePrefillTokS
+	if !(decode > 0) {
+		decode = r.s.DecodeTokS
 	}
-	return bounded(c.Observed.DecodeTokS, rate, r.s.RateBound)
+	if !(prefill > 0) {
+		prefill = r.s.PrefillTokS
+	}
+	if r.basis == BasisEngine {
+		decode = bounded(c.Observed.DecodeTokS, decode, r.s.RateBound)
+		prefill = bounded(c.Observed.PrefillTokS, prefill, r.s.RateBound)
+	}
+	return decode, prefill
+}
+
+// source tells where rates took one from.
+func (r *round) source(own, profile float64) RateSource {
+	switch {
+	case own > 0:
+		return RateEngine
+	case profile > 0:
+		return RateProfile
+	}
+	return RateDefault
+}
+
+// Profile bounds rates that an engine showed earlier, tokens/s, so that they may
+// stand in a Candidate: within rate_bound of the pool's defaults, 0 = none.
+func (s *Settings) Profile(decode, prefill float64) (float64, float64) {
+	if decode > 0 {
+		decode = bounded(decode, s.DecodeTokS, s.RateBound)
+	} else {
+		decode = 0
+	}
+	if prefill > 0 {
+		prefill = bounded(prefill, s.PrefillTokS, s.RateBound)
+	} else {
+		prefill = 0
+	}
+	return decode, prefill
 }
 
 // output is what one request of this engine is expected to make: the mean of
@@ -203,7 +230,8 @@ func (p *projectedTime) wait(r *round, k int) (candidate int, span time.Duration
 		// One of them ends, on average, each output / decode seconds, and others
 		// may wait for the same.
 		over := c.ReservedRequests + c.Observed.ExternalRequests - c.Window + 1 + c.Awaited
-		free := float64(r.output(c) / r.decodeRate(c) * float64(max(1, over)))
+		decode, _ := r.rates(c)
+		free := float64(r.output(c) / decode * float64(max(1, over)))
 		if free > left.Seconds() || t.load() > float64(r.s.EscapeRatio*r.leastLoad)+r.s.EscapeFloor {
 			continue
 		}
@@ -222,7 +250,14 @@ func (p *projectedTime) explain(r *round, k int, out *Scored) {
 	out.part(PartActive, t.active)
 	out.part(PartPrefill, t.prefill)
 	out.part(PartBarrier, t.barrier)
-	out.Cached = min(r.credit(&r.in.Candidates[r.adm[k]]), float64(r.in.Request.PromptTokens))
+	c := &r.in.Candidates[r.adm[k]]
+	out.Cached = min(r.credit(c), float64(r.in.Request.PromptTokens))
+	var own Observed
+	if r.basis == BasisEngine {
+		own = *c.Observed
+	}
+	out.DecodeTokS, out.PrefillTokS = r.rates(c)
+	out.DecodeFrom, out.PrefillFrom = r.source(own.DecodeTokS, c.ProfileDecodeTokS), r.source(own.PrefillTokS, c.ProfilePrefillTokS)
 }
 
 func growTo(s []float64, n int) []float64 {

@@ -132,6 +132,16 @@ func Filters() []Filter {
 	return out
 }
 
+// RateSource says where a rate of projected_time is from.
+type RateSource string
+
+// Rate sources; empty where no rate was used.
+const (
+	RateEngine  RateSource = "engine"  // what it shows in this life, when it is busy
+	RateProfile RateSource = "profile" // what it showed before, by its registration or in an earlier life
+	RateDefault RateSource = "default" // decode_tok_s, prefill_tok_s of the pool
+)
+
 // Part is one addend of a score.
 type Part uint8
 

@@ -59,6 +59,9 @@ type Scored struct {
 	Tokens   int64
 	Cached   float64 // tokens of the prompt credited as cached
 	KVUsage  float64 // fullest rank; -1 = unknown
+	// Of projected_time: tokens/s that it counted with, and where they are from.
+	DecodeTokS, PrefillTokS float64
+	DecodeFrom, PrefillFrom RateSource
 
 	parts [numParts]float64
 	has   uint16

@@ -37,8 +37,8 @@ type Candidate struct {
 	ReservedTokens       int64 // prompt + expected output
 	ReservedPromptTokens int64 // the prompts' part of ReservedTokens; 0 = not told apart
 
-	// Rates from the engine's profile, used while it reports none. Tokens a
-	// second, all ranks together; 0 = no profile.
+	// Rates from the engine's profile (Settings.Profile), used while it reports
+	// none. Tokens a second, all ranks together; 0 = no profile.
 	ProfileDecodeTokS  float64
 	ProfilePrefillTokS float64
 
