@@ -106,6 +106,7 @@ func (u *unit) observe(l *subjects.Load) {
 	}
 	now := time.Now()
 	u.queued, u.queuedAt = waiting, now
+	u.shown.learn(l)
 	fell := told && u.counters > sum
 	if told {
 		u.counters = sum

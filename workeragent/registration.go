@@ -108,6 +108,7 @@ func (u *unit) registrationLocked() subjects.Engine {
 	if n := u.maxModelLenLocked(); n > 0 {
 		e.MaxModelLen = &n
 	}
+	u.shown.tell(&e)
 	return e
 }
 

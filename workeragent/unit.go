@@ -65,6 +65,7 @@ type unit struct {
 	lastMove time.Time         // last output of any run
 	queued   int               // waiting requests that the engine reports
 	queuedAt time.Time
+	shown    shownRates
 
 	handBack chan struct{} // bounds goroutines that give back
 }
