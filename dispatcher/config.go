@@ -52,6 +52,14 @@ type Recorder interface {
 	Record(now time.Duration, ev core.Event, effects []core.Effect)
 }
 
+// Checkpointer is a Recorder that wants the core's whole state now and then, on
+// the same goroutine. The state shares memory with the core: what is kept of it
+// is copied during the call.
+type Checkpointer interface {
+	Due(now time.Duration) bool
+	Checkpoint(now time.Duration, of core.Source)
+}
+
 // Stepper is the decision core as the shell sees it.
 type Stepper interface {
 	Step(ev core.Event, now time.Duration) []core.Effect

@@ -76,6 +76,11 @@ func (o *owner) take(ev core.Event) {
 		}
 		o.d.begin(e)
 	}
+	if k, ok := o.d.cfg.Recorder.(Checkpointer); ok && k.Due(now) {
+		if s, ok := o.step.(core.Source); ok {
+			k.Checkpoint(now, s)
+		}
+	}
 }
 
 // send hands an event to the core; it waits for room and gives up with ctx.

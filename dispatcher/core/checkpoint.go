@@ -16,6 +16,12 @@ var ErrCheckpoint = errors.New("not a checkpoint that this core can restore")
 // a version as long as their zero value means what was true before them.
 const CheckpointVersion = 1
 
+// Source is a core whose state can be taken.
+type Source interface {
+	CheckpointBytes() int64
+	Checkpoint() *Checkpoint
+}
+
 // Checkpoint is all that a core's decisions depend on, as plain data: one
 // restored from it with the same Config goes on exactly as the original. Lists
 // are in a fixed order, so that equal cores have equal checkpoints.

@@ -98,6 +98,10 @@ func (d *decoder) value(p *readPlan, v reflect.Value) {
 		if b := d.bytes(d.uint()); keep {
 			v.SetString(string(b))
 		}
+	case 'y':
+		if b := d.bytes(d.uint()); keep {
+			v.SetBytes(append([]byte{}, b...))
+		}
 	case '*':
 		if d.byte() == 0 {
 			return
@@ -201,9 +205,10 @@ func (d *decoder) list() []uint64 {
 
 // readPlans are those of one journal.
 type readPlans struct {
-	events   []*readPlan
-	names    []string
-	decision *readPlan
+	events     []*readPlan
+	names      []string
+	decision   *readPlan
+	checkpoint *readPlan // nil: its checkpoints are of another shape, or none
 }
 
 func newReadPlans(s Schema) (*readPlans, error) {
@@ -223,6 +228,9 @@ func newReadPlans(s Schema) (*readPlans, error) {
 	}
 	var err error
 	r.decision, err = p.plan("{"+decisionType.String()+"}", decisionType)
+	if cp, err := p.plan("{"+checkpointType.String()+"}", checkpointType); err == nil {
+		r.checkpoint = cp
+	}
 	return r, err
 }
 

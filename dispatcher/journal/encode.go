@@ -50,6 +50,9 @@ func (e *encoder) value(p *plan, v reflect.Value) {
 		s := v.String()
 		e.uint(uint64(len(s)))
 		e.buf = append(e.buf, s...)
+	case 'y':
+		e.uint(uint64(v.Len()))
+		e.buf = append(e.buf, v.Bytes()...)
 	case '*':
 		if v.IsNil() {
 			e.buf = append(e.buf, 0)

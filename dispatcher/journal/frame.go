@@ -17,7 +17,7 @@ const Version = 1
 // zstd of the batch, or its part.
 const magic = "RBJ"
 
-// Begin is the first frame's: all that a replay needs to know.
+// Begin is the first frame's, and each checkpoint's: all that a replay needs to know.
 type Begin struct {
 	Pool        string       `json:"pool,omitempty"`
 	Program     string       `json:"program,omitempty"` // version of the program
@@ -45,6 +45,10 @@ type Header struct {
 	Raw        int    `json:"l,omitempty"` // bytes of the batch unpacked
 	Sum        uint64 `json:"x,omitempty"` // xxhash64 of the payload
 	Lost       uint64 `json:"g,omitempty"` // gap record: events dropped since the start
+	Checkpoint bool   `json:"k,omitempty"` // the payload is the core's state before event First; reading may start here
+	Digest     uint64 `json:"y,omitempty"` // of a checkpoint: the chained digest of the effects until there
+	State      uint64 `json:"z,omitempty"` // of a checkpoint: xxhash64 of the state unpacked
+	Server     int64  `json:"u,omitempty"` // of a checkpoint: the NATS server's clock as the core knew it, unix ns
 	Begin      *Begin `json:"begin,omitempty"`
 	End        bool   `json:"end,omitempty"` // the dispatcher stopped in order; nothing follows
 }

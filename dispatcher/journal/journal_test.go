@@ -71,7 +71,12 @@ func recorded(t testing.TB, seed uint64, rollouts, blocks int, o journal.Options
 		d.Core = core.New(core.Config{Dispatcher: name}) // its first event again, seen by the writer
 		first := core.ServerTime{UnixNano: 1_700_000_000_000_000_000}
 		jw.Record(0, first, d.Core.Step(first, 0))
-		d.Log = func(ev core.Event, now time.Duration, out []core.Effect) { jw.Record(now, ev, out) }
+		d.Log = func(ev core.Event, now time.Duration, out []core.Effect) {
+			jw.Record(now, ev, out)
+			if jw.Due(now) {
+				jw.Checkpoint(now, d.Core)
+			}
+		}
 	}
 	var engines []*sim.Node
 	for i := range 4 {

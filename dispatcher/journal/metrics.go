@@ -5,6 +5,7 @@ import "github.com/prometheus/client_golang/prometheus"
 // meter counts what a Writer does. The Writer is its collector.
 type meter struct {
 	events, bytes, lostEvents, lostBatches, refused prometheus.Counter
+	checkpoints, checkpointSeconds, skipped         prometheus.Counter
 	all                                             []prometheus.Collector
 }
 
@@ -20,6 +21,9 @@ func newMeter(w *Writer) *meter {
 	m.lostEvents = counter("lost_events_total", "Recorded steps that were dropped: the journal has gaps.")
 	m.lostBatches = counter("lost_batches_total", "Batches of the journal that were dropped.")
 	m.refused = counter("refused_total", "Frames of the journal that were not stored at the first try.")
+	m.checkpoints = counter("checkpoints_total", "Checkpoints of the core's state written: a replay may start at each.")
+	m.checkpointSeconds = counter("checkpoint_seconds_total", "Time for which the core waited while checkpoints were taken.")
+	m.skipped = counter("checkpoints_skipped_total", "Checkpoints that were not written: the state is too large, or the queue full.")
 	m.all = append(m.all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "rollbus_dispatcher", Subsystem: "journal", Name: "queued_bytes",
 		Help: "Bytes of recorded steps that wait to be compressed and stored.",

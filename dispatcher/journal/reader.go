@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"reflect"
 	"slices"
 	"time"
 
@@ -21,10 +22,18 @@ const maxBatch = 1 << 30
 type Journal struct {
 	Dispatcher string
 	Start      string
-	Begin      *Begin // nil = gone
+	Begin      *Begin // nil = neither the beginning nor a checkpoint is there
 	Ended      bool   // the dispatcher stopped in order: the tail is there
 	frames     [][]byte
-	bad        map[int]error // frames that cannot be read
+	starts     []start // where reading may start
+}
+
+// start is a place where reading may start: the beginning or a checkpoint.
+type start struct {
+	frame  int
+	event  uint64
+	now    time.Duration
+	server int64 // unix ns, 0 = unknown
 }
 
 // Frames are the messages of the journal, in order.
@@ -49,14 +58,13 @@ func Split(frames iter.Seq2[[]byte, error]) (journals []*Journal, problems []err
 		k := [2]string{h.Dispatcher, h.Start}
 		j := by[k]
 		if j == nil {
-			j = &Journal{Dispatcher: h.Dispatcher, Start: h.Start, bad: map[int]error{}}
+			j = &Journal{Dispatcher: h.Dispatcher, Start: h.Start}
 			by[k] = j
 			journals = append(journals, j)
 		}
-		if err != nil {
-			j.bad[len(j.frames)] = err
-		} else if h.Begin != nil {
+		if err == nil && h.Begin != nil && h.Part == 0 {
 			j.Begin = h.Begin
+			j.starts = append(j.starts, start{len(j.frames), h.First, time.Duration(h.Now), h.Server})
 		}
 		j.Ended = j.Ended || h.End && err == nil
 		j.frames = append(j.frames, f)
@@ -81,7 +89,13 @@ type Step struct {
 	Effects   int // how many there were
 	Digest    uint32
 	Decisions []core.Decision // without candidates
+	Server    int64           // the NATS server's clock as the core knew it, unix ns; 0 = unknown. Set by Replay
+
+	core *core.Core // that replays it
 }
+
+// Around tells what the replaying core knows behind this step.
+func (s *Step) Around() *core.StateAround { return s.core.Around() }
 
 // Reader reads one journal.
 type Reader struct {
@@ -97,10 +111,16 @@ type Reader struct {
 	wait  bool // for a batch that refers to none before it
 	raw   []byte
 	gap   bool
+	mark  *Mark // passed since the last call of Mark
+	own   bool  // checkpoints have this program's shape
 }
 
-// NewReader starts at the beginning. Close frees what it holds.
-func NewReader(j *Journal) (*Reader, error) {
+// NewReader starts at the beginning, or where that is gone at the first
+// checkpoint. Close frees what it holds.
+func NewReader(j *Journal) (*Reader, error) { return newReader(j, 0) }
+
+// newReader starts at the nth start.
+func newReader(j *Journal, n int) (*Reader, error) {
 	if j.Begin == nil {
 		return nil, &ReadError{Dispatcher: j.Dispatcher, Err: ErrNoBegin}
 	}
@@ -115,7 +135,30 @@ func NewReader(j *Journal) (*Reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	return &Reader{j: j, z: z, plans: plans}, nil
+	r := &Reader{j: j, z: z, plans: plans, own: j.Begin.Core == core.Version && reflect.DeepEqual(j.Begin.Schema, ownSchema())}
+	at := j.starts[n]
+	r.frame, r.event = at.frame, at.event
+	return r, nil
+}
+
+// Begins tells whether the journal starts with its dispatcher; else it can be
+// read from its first checkpoint on.
+func (j *Journal) Begins() bool { return len(j.starts) > 0 && j.starts[0].event == 0 }
+
+// Checkpoints is how many places other than the beginning reading may start at.
+func (j *Journal) Checkpoints() int {
+	if j.Begins() {
+		return len(j.starts) - 1
+	}
+	return len(j.starts)
+}
+
+// Mark is the checkpoint that the last call of Next has passed, nil when none:
+// the core's state before the step that it returned.
+func (r *Reader) Mark() *Mark {
+	m := r.mark
+	r.mark = nil
+	return m
 }
 
 // Close frees the decoder.
@@ -171,11 +214,10 @@ func (r *Reader) load() error {
 	}
 	at := r.frame
 	r.frame++
-	if err := r.j.bad[at]; err != nil {
-		r.wait = true
-		return r.fail(at, err, 0)
-	}
 	h, payload, err := ReadFrame(r.j.frames[at])
+	if err != nil && h != nil && h.Checkpoint {
+		return nil // the events go on without it
+	}
 	if err != nil {
 		r.wait = true
 		return r.fail(at, err, 0)
@@ -196,6 +238,9 @@ func (r *Reader) load() error {
 				next, more, err = ReadFrame(r.j.frames[r.frame])
 			}
 			if next == nil || err != nil || next.Batch != h.Batch || next.Part != part {
+				if h.Checkpoint {
+					return nil
+				}
 				r.wait = true
 				return r.fail(r.frame, fmt.Errorf("%w: batch %d has %d parts, part %d is missing", ErrCorrupt, h.Batch, h.parts(), part), 0)
 			}
@@ -209,7 +254,7 @@ func (r *Reader) load() error {
 	}
 	missing := h.First > r.event
 	var gap error
-	if h.Begin == nil && missing {
+	if (h.Begin == nil || h.Checkpoint) && missing {
 		gap = r.fail(at, ErrGap, h.First-r.event)
 		r.event = h.First
 		if !h.Reset && h.Events > 0 {
@@ -221,6 +266,12 @@ func (r *Reader) load() error {
 	r.wait, r.batch = false, h.Batch+1
 	if h.Reset {
 		r.dec.hashes = r.dec.hashes[:0]
+	}
+	if h.Checkpoint {
+		if raw, err := r.z.DecodeAll(payload, nil); err == nil && len(raw) == h.Raw {
+			r.mark = &Mark{N: h.First, Now: time.Duration(h.Now), Server: h.Server, Frame: at,
+				digest: h.Digest, state: h.State, raw: raw, plan: r.plans.checkpoint, own: r.own}
+		}
 	}
 	if h.Events > 0 {
 		if h.Raw > maxBatch {

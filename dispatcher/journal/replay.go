@@ -3,9 +3,9 @@ package journal
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/rollbus/rollbus/dispatcher/core"
@@ -13,18 +13,28 @@ import (
 
 // ReplayOptions change how a journal is re-run. The zero value verifies.
 type ReplayOptions struct {
+	// From and Until bound what is of interest, on the NATS server's clock, unix
+	// ns; 0 = no bound. Replay starts at the last checkpoint at or before From, else
+	// where the journal starts.
+	From, Until int64
 	// Config changes the core's configuration, Event an event before it is
 	// stepped: what would have been different. nil = as recorded.
 	Config func(*core.Config)
 	Event  func(core.Event) core.Event
 	// Explain makes the replayed decisions carry their candidates.
 	Explain bool
-	// Step sees each step with the effects of the replay; they are valid only
-	// during the call. An error ends the replay.
+	// Step sees each step of interest with the effects of the replay; they are
+	// valid only during the call. ErrStop ends the replay in order, another error
+	// ends it too and is returned.
 	Step func(s *Step, effects []core.Effect) error
+	// Pause is called before each step; nil = never. A background check bounds its CPU time with it.
+	Pause func() error
 	// GoOn does not stop at the first difference.
 	GoOn bool
 }
+
+// ErrStop ends a replay from its Step, in order.
+var ErrStop = errors.New("stop here")
 
 // Report of a replay.
 type Report struct {
@@ -33,12 +43,15 @@ type Report struct {
 	Program      string      `json:"program,omitempty"`
 	Core         int         `json:"core"`        // version that recorded
 	CoreHere     int         `json:"core_replay"` // version that replayed
+	FromEvent    uint64      `json:"from_event"`  // first one stepped: 0, or that of a checkpoint
 	Events       uint64      `json:"events"`      // compared
 	Decisions    uint64      `json:"decisions"`   // of them, decisions
+	Checkpoints  int         `json:"checkpoints"` // passed, whose state was compared too
 	Differences  int         `json:"differences"` // 1 at most unless told to go on
 	First        *Difference `json:"first_difference,omitempty"`
 	Ended        bool        `json:"ended"`                // the journal reaches to the dispatcher's orderly stop
 	Incomplete   string      `json:"incomplete,omitempty"` // why not everything could be compared
+	Gaps         []Gap       `json:"gaps,omitempty"`
 	Unverified   uint64      `json:"unverified,omitempty"` // events that can be read behind a gap, and not compared
 	CPUSeconds   float64     `json:"step_seconds"`         // spent in the core
 	PerSecond    float64     `json:"decisions_per_s,omitempty"`
@@ -46,154 +59,223 @@ type Report struct {
 	LastEventNow float64     `json:"last_event_s"` // of the core's time
 }
 
+// Gap is a place where events are missing or cannot be read.
+type Gap struct {
+	Event   uint64  `json:"event"` // number of the first that is not there
+	Missing uint64  `json:"missing,omitempty"`
+	Skipped uint64  `json:"skipped,omitempty"` // events that are there and could not be compared
+	Resumed *uint64 `json:"resumed,omitempty"` // event of the checkpoint at which replay went on; null = not again
+	AtS     float64 `json:"at_s,omitempty"`    // core time of that checkpoint
+	Why     string  `json:"why"`
+}
+
 // OK tells whether all that could be read was compared and is the same.
 func (r *Report) OK() bool { return r.Differences == 0 && r.Incomplete == "" }
 
-// Difference is the first step at which recorded and replayed differ.
-type Difference struct {
-	Event           uint64          `json:"event"` // its number
-	AtS             float64         `json:"at_s"`  // of the core's time
-	Type            string          `json:"type"`
-	Body            json.RawMessage `json:"body"`
-	Recorded        []core.Decision `json:"recorded_decisions"`
-	Replayed        []core.Decision `json:"replayed_decisions"` // with candidates when explained
-	RecordedEffects int             `json:"recorded_effects"`
-	ReplayedEffects []Effect        `json:"replayed_effects"`
-	What            string          `json:"what"`
-}
-
-// Effect is one effect, for people.
-type Effect struct {
-	Type string      `json:"type"`
-	Body core.Effect `json:"body"`
-}
-
 // Replay re-runs a journal with the core of this program. Its error is the
 // caller's Step's, or that nothing could be read at all.
+//
+// At a gap it waits for the next checkpoint and goes on from there; the report
+// says what could not be compared.
 func Replay(j *Journal, opt ReplayOptions) (*Report, error) {
-	r, err := NewReader(j)
+	r, err := newReader(j, j.startFor(opt.From))
 	if err != nil {
 		return nil, err
 	}
 	defer r.Close()
 	b := j.Begin
-	rep := &Report{
-		Dispatcher: j.Dispatcher, Start: j.Start, Program: b.Program,
+	p := &replay{opt: opt, r: r, rep: &Report{
+		Dispatcher: j.Dispatcher, Start: j.Start, Program: b.Program, FromEvent: r.event,
 		Core: b.Core, CoreHere: core.Version, Ended: j.Ended, TailMissing: !j.Ended,
-	}
-	cfg := core.Config{Dispatcher: j.Dispatcher, Timings: b.Timings, MaxInHand: b.MaxInHand, MaxAnswered: b.MaxAnswered, MaxIndexBytes: b.MaxIndex, Explain: opt.Explain}
+	}}
+	p.cfg = core.Config{Dispatcher: j.Dispatcher, Timings: b.Timings, MaxInHand: b.MaxInHand, MaxAnswered: b.MaxAnswered, MaxIndexBytes: b.MaxIndex, Explain: opt.Explain}
 	if opt.Config != nil {
-		opt.Config(&cfg)
+		opt.Config(&p.cfg)
 	}
-	c := core.New(cfg)
-	var sum digest
-	var spent time.Duration
+	if r.event == 0 {
+		p.core = core.New(p.cfg)
+	} else if !j.Begins() && opt.From == 0 {
+		p.incomplete("the journal's beginning is gone: it was replayed from its first checkpoint on")
+	}
+	err = p.run()
+	p.rep.CPUSeconds = p.spent.Seconds()
+	if p.spent > 0 {
+		p.rep.PerSecond = float64(p.rep.Decisions) / p.spent.Seconds()
+	}
+	if errors.Is(err, ErrStop) {
+		err = nil
+	}
+	return p.rep, err
+}
+
+// startFor is the last start at or before a server time.
+func (j *Journal) startFor(from int64) int {
+	at := 0
+	for i, s := range j.starts {
+		if from > 0 && s.server > 0 && s.server <= from {
+			at = i
+		}
+	}
+	return at
+}
+
+// replay is one run of Replay.
+type replay struct {
+	opt    ReplayOptions
+	r      *Reader
+	rep    *Report
+	cfg    core.Config
+	core   *core.Core // nil: behind a gap, or before the first checkpoint
+	sum    digest
+	spent  time.Duration
+	server int64 // the server's clock at core time 0, unix ns; 0 = unknown
+	gap    *Gap  // open
+}
+
+func (p *replay) incomplete(why string) {
+	if p.rep.Incomplete == "" {
+		p.rep.Incomplete = why
+	}
+}
+
+func (p *replay) run() error {
 	for {
-		s, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			rep.Incomplete = err.Error()
-			rep.Unverified = rest(r)
-			break
-		}
-		ev := s.Event
-		if opt.Event != nil {
-			ev = opt.Event(ev)
-		}
-		began := time.Now()
-		effects := c.Step(ev, s.Now)
-		spent += time.Since(began)
-		if len(effects) > 0 {
-			sum.step(effects)
-		}
-		if opt.Step != nil {
-			if err := opt.Step(s, effects); err != nil {
-				return rep, err
+		if p.opt.Pause != nil {
+			if err := p.opt.Pause(); err != nil {
+				return err
 			}
 		}
-		rep.Events++
-		rep.Decisions += uint64(len(s.Decisions))
-		rep.LastEventNow = s.Now.Seconds()
-		if len(effects) == s.Effects && (s.Effects == 0 || uint32(sum.sum) == s.Digest) {
+		s, err := p.r.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			p.lost(err)
 			continue
 		}
-		rep.Differences++
-		if rep.First == nil {
-			rep.First = differ(s, effects)
+		if m := p.r.Mark(); m != nil && m.N == s.N {
+			p.passed(m)
 		}
-		if !opt.GoOn {
-			break
+		p.clock(s)
+		if p.opt.Until > 0 && s.Server > p.opt.Until {
+			p.rep.TailMissing = false // what was asked for is there
+			return nil
 		}
-		// The digest is a chain: go on from the recorded one where it is known.
-		if s.Effects > 0 {
-			sum.sum = uint64(s.Digest)
+		if p.core == nil {
+			p.rep.Unverified++
+			if p.gap != nil {
+				p.gap.Skipped++
+			}
+			continue
 		}
-	}
-	rep.CPUSeconds = spent.Seconds()
-	if spent > 0 {
-		rep.PerSecond = float64(rep.Decisions) / spent.Seconds()
-	}
-	return rep, nil
-}
-
-// rest counts what can still be read behind a gap.
-func rest(r *Reader) (n uint64) {
-	for {
-		_, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			return n
+		if err := p.step(s); err != nil {
+			return err
 		}
-		if err == nil {
-			n++
+		if p.rep.Differences > 0 && !p.opt.GoOn {
+			return nil
 		}
 	}
 }
 
-func differ(s *Step, effects []core.Effect) *Difference {
-	d := &Difference{
-		Event: s.N, AtS: s.Now.Seconds(), Type: reflect.TypeOf(s.Event).Name(),
-		Recorded: s.Decisions, RecordedEffects: s.Effects,
+// clock puts the server's time to a step.
+func (p *replay) clock(s *Step) {
+	if e, ok := s.Event.(core.ServerTime); ok && e.UnixNano > 0 {
+		p.server = e.UnixNano - int64(s.Now)
 	}
-	if d.Recorded == nil {
-		d.Recorded = []core.Decision{}
+	if p.server != 0 {
+		s.Server = p.server + int64(s.Now)
 	}
-	d.Body, _ = json.Marshal(s.Event) // an event that cannot be shown is shown as null
-	d.Replayed = Decisions(effects)
-	for _, e := range effects {
-		d.ReplayedEffects = append(d.ReplayedEffects, Effect{reflect.TypeOf(e).Name(), e})
-	}
-	d.What = d.what()
-	return d
 }
 
-func (d *Difference) what() string {
-	for i := range max(len(d.Recorded), len(d.Replayed)) {
-		switch {
-		case i >= len(d.Replayed):
-			return fmt.Sprintf("decision %d was recorded and is not made now: %s", i, brief(d.Recorded[i]))
-		case i >= len(d.Recorded):
-			return fmt.Sprintf("decision %d is made now and was not recorded: %s", i, brief(d.Replayed[i]))
-		}
-		now := d.Replayed[i]
-		now.Candidates, now.Filtered = nil, nil
-		if !reflect.DeepEqual(d.Recorded[i], now) {
-			return fmt.Sprintf("decision %d: recorded %s, replayed %s", i, brief(d.Recorded[i]), brief(now))
-		}
+// lost notes a gap. The core cannot go on behind it.
+func (p *replay) lost(err error) {
+	p.incomplete(err.Error())
+	e, ok := errors.AsType[*ReadError](err)
+	if !ok {
+		e = &ReadError{Event: p.r.event, Err: err}
 	}
-	if d.RecordedEffects != len(d.ReplayedEffects) {
-		return fmt.Sprintf("the decisions are the same; %d effects were recorded, %d are replayed", d.RecordedEffects, len(d.ReplayedEffects))
+	if p.gap != nil {
+		p.gap.Missing += e.Missing
+		return
 	}
-	return "the decisions are the same; an effect differs in a field"
+	p.core = nil
+	p.rep.Gaps = append(p.rep.Gaps, Gap{Event: e.Event, Missing: e.Missing, Why: err.Error()})
+	p.gap = &p.rep.Gaps[len(p.rep.Gaps)-1]
 }
 
-func brief(d core.Decision) string {
-	to := d.Engine
-	if to == "" {
-		to = "nowhere"
+// passed goes on from a checkpoint behind a gap, or compares the core with it.
+func (p *replay) passed(m *Mark) {
+	if p.core != nil {
+		if same, known := m.holds(p.core); known {
+			p.rep.Checkpoints++
+			if !same && p.rep.Differences == 0 && p.opt.Config == nil && p.opt.Event == nil {
+				p.rep.Differences++
+				p.rep.First = &Difference{Event: m.N, AtS: m.Now.Seconds(), Type: "Checkpoint", Recorded: []core.Decision{}, Replayed: []core.Decision{},
+					State: p.core.Around(), What: "every effect until here is the same, the state behind them differs from the checkpoint's"}
+			}
+		}
+		return
 	}
-	return fmt.Sprintf("%s bind %d to %s (%s, %s, %s, %d tokens)", d.Rollout, d.Bind, to, d.Reason, d.Policy, d.Mode, d.Tokens)
+	c, err := m.Restore(p.cfg)
+	if err != nil {
+		p.incomplete(err.Error())
+		return
+	}
+	p.core, p.sum.sum = c, m.digest
+	if m.Server > 0 {
+		p.server = m.Server - int64(m.Now)
+	}
+	if p.gap != nil {
+		p.gap.Resumed, p.gap.AtS, p.gap = &m.N, m.Now.Seconds(), nil
+	}
+}
+
+func (p *replay) step(s *Step) error {
+	ev := s.Event
+	if p.opt.Event != nil {
+		ev = p.opt.Event(ev)
+	}
+	began := time.Now()
+	effects := p.core.Step(ev, s.Now)
+	p.spent += time.Since(began)
+	if len(effects) > 0 {
+		p.sum.step(effects)
+	}
+	if p.opt.Step != nil && s.Server >= p.opt.From {
+		s.core = p.core
+		if err := p.opt.Step(s, effects); err != nil {
+			return err
+		}
+	}
+	p.rep.Events++
+	p.rep.Decisions += uint64(len(s.Decisions))
+	p.rep.LastEventNow = s.Now.Seconds()
+	if p.same(s, effects) {
+		return nil
+	}
+	p.rep.Differences++
+	if p.rep.First == nil {
+		p.rep.First = differ(s, effects)
+		p.rep.First.State = p.core.Around()
+	}
+	return nil
+}
+
+// same compares a step. The digest is a chain: behind the first difference it
+// says nothing more, and what can be compared is how many effects there were,
+// and the decisions among them.
+func (p *replay) same(s *Step, effects []core.Effect) bool {
+	switch {
+	case len(effects) != s.Effects:
+		return false
+	case p.rep.Differences == 0:
+		return s.Effects == 0 || uint32(p.sum.sum) == s.Digest
+	}
+	now := Decisions(effects)
+	for i := range now {
+		now[i].Candidates, now[i].Filtered = nil, nil
+	}
+	return slices.EqualFunc(now, s.Decisions, func(a, b core.Decision) bool { return reflect.DeepEqual(a, b) })
 }
 
 // Decisions are those among the effects of a step.
@@ -205,4 +287,28 @@ func Decisions(effects []core.Effect) []core.Decision {
 		}
 	}
 	return out
+}
+
+// Effect is one effect, for people.
+type Effect struct {
+	Type string      `json:"type"`
+	Body core.Effect `json:"body"`
+}
+
+// Effects are those of a step with the names of their types.
+func Effects(effects []core.Effect) []Effect {
+	out := make([]Effect, 0, len(effects))
+	for _, e := range effects {
+		out = append(out, Effect{reflect.TypeOf(e).Name(), e})
+	}
+	return out
+}
+
+// body is an event for people; one that cannot be shown is null.
+func body(ev core.Event) json.RawMessage {
+	b, err := json.Marshal(ev)
+	if err != nil {
+		return nil
+	}
+	return b
 }

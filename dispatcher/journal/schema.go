@@ -24,12 +24,15 @@ var eventTypes = []reflect.Type{
 	reflect.TypeFor[core.Cache](), reflect.TypeFor[core.Snapshot](), reflect.TypeFor[core.Stop](),
 }
 
-var decisionType = reflect.TypeFor[core.Decision]()
+var (
+	decisionType   = reflect.TypeFor[core.Decision]()
+	checkpointType = reflect.TypeFor[core.Checkpoint]()
+)
 
 // Schema tells how a journal's writer saw its types: the fields of each struct
 // in the order of their numbers, as "Name kind". Kinds: b bool, i integer, u
 // unsigned, f float, s string, [k a slice, *k a pointer, mk a map by strings,
-// #u a list of block hashes, {name} a struct.
+// #u a list of block hashes, y bytes, {name} a struct.
 type Schema struct {
 	Events  []string            `json:"events"` // names by number
 	Structs map[string][]string `json:"structs"`
@@ -42,6 +45,7 @@ func ownSchema() Schema {
 		s.add(t)
 	}
 	s.add(decisionType)
+	s.add(checkpointType)
 	return s
 }
 
@@ -82,6 +86,9 @@ func kindOf(t reflect.Type) string {
 		if t.Elem().Kind() == reflect.Uint64 {
 			return "#u"
 		}
+		if t.Elem().Kind() == reflect.Uint8 {
+			return "y"
+		}
 		return "[" + kindOf(t.Elem())
 	case reflect.Map:
 		if t.Key().Kind() == reflect.String {
@@ -113,6 +120,7 @@ func init() {
 	for _, t := range eventTypes {
 		planOf(t)
 	}
+	planOf(checkpointType)
 	for _, v := range []core.Effect{core.EnsureConsumer{}, core.Fetch{}, core.Bind{}, core.GetFromLeader{}, core.Retry{},
 		core.DeleteKey{}, core.PublishResult{}, core.PublishDead{}, core.Ack{}, core.NakDelay{}, core.Granted{}, core.Refused{},
 		core.AskSnapshot{}, core.Rebuild{}, core.Decision{}, core.Count{}} {
@@ -128,7 +136,7 @@ func planOf(t reflect.Type) *plan {
 	plans[t] = p
 	switch t.Kind() {
 	case reflect.Pointer, reflect.Slice, reflect.Map:
-		if p.kind != '#' {
+		if p.kind != '#' && p.kind != 'y' {
 			p.elem = planOf(t.Elem())
 		}
 	case reflect.Struct:
@@ -169,7 +177,7 @@ func (p *planner) plan(kind string, t reflect.Type) (*readPlan, error) {
 	r := &readPlan{kind: kind[0], typ: t}
 	var err error
 	switch kind[0] {
-	case 'b', 'i', 'u', 'f', 's', '#':
+	case 'b', 'i', 'u', 'f', 's', '#', 'y':
 	case '[', '*', 'm':
 		var e reflect.Type
 		if t != nil {

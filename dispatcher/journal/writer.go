@@ -36,6 +36,16 @@ type Options struct {
 	Again      time.Duration // 500ms between tries of one frame
 	GiveUp     time.Duration // 1m after which a frame that is refused counts as lost
 
+	// CheckpointAge is the least time between two checkpoints: 2m when 0, none
+	// are written when negative. CheckpointBytes bounds one, unpacked: 64 MiB. A
+	// core knows more than that with some million blocks in its index.
+	CheckpointAge   time.Duration
+	CheckpointBytes int64
+
+	// Kept is called with every frame after it was stored, by the goroutine that
+	// publishes. nil = nobody.
+	Kept func(h *Header, frame []byte)
+
 	Log *slog.Logger // nil = nowhere
 }
 
@@ -54,6 +64,12 @@ func (o Options) withDefaults() Options {
 	dur(&o.Attempt, 5*time.Second)
 	dur(&o.Again, 500*time.Millisecond)
 	dur(&o.GiveUp, time.Minute)
+	if o.CheckpointAge == 0 {
+		o.CheckpointAge = 2 * time.Minute
+	}
+	if o.CheckpointBytes <= 0 {
+		o.CheckpointBytes = 64 << 20
+	}
 	size(&o.BatchBytes, 256<<10)
 	size(&o.QueueBytes, 32<<20)
 	size(&o.FrameBytes, 512<<10)
@@ -93,6 +109,10 @@ type Writer struct {
 	number uint64        // of the next batch
 	fresh  int           // batches since the last reset
 	lost   uint64
+
+	pace         pacer        // of checkpoints
+	packedEvents atomic.Int64 // bytes of events stored since the last checkpoint
+	packedState  atomic.Int64 // bytes of the last checkpoint stored
 
 	queue  chan batch
 	queued atomic.Int64 // bytes
@@ -181,26 +201,34 @@ func (w *Writer) hand() {
 	w.number++
 	w.meter.events.Add(float64(b.Events))
 	w.enc.buf = make([]byte, 0, min(len(b.raw)+len(b.raw)/4, w.opt.BatchBytes+w.opt.BatchBytes/8))
-	dropped := false
-	if n := w.queued.Load(); n > 0 && int(n)+len(b.raw) > w.opt.QueueBytes {
-		dropped = true
-	} else {
-		select {
-		case w.queue <- b:
-			w.queued.Add(int64(len(b.raw)))
-		default:
-			dropped = true
-		}
-	}
-	if dropped {
+	if !w.enqueue(b) {
 		w.lose(&b)
 		w.lost += uint64(b.Events)
 	}
 	w.fresh++
 	w.cur = batch{}
 	if w.broken.Swap(false) || w.fresh >= resetEvery || len(w.blocks.id) > maxBlocks {
-		w.blocks.reset()
-		w.cur.Reset, w.fresh = true, 0
+		w.reset()
+	}
+}
+
+// reset lets the next batch refer to none before it.
+func (w *Writer) reset() {
+	w.blocks.reset()
+	w.cur.Reset, w.fresh = true, 0
+}
+
+// enqueue never waits.
+func (w *Writer) enqueue(b batch) bool {
+	if n := w.queued.Load(); n > 0 && int(n)+len(b.raw) > w.opt.QueueBytes {
+		return false
+	}
+	select {
+	case w.queue <- b:
+		w.queued.Add(int64(len(b.raw)))
+		return true
+	default:
+		return false
 	}
 }
 
@@ -262,7 +290,13 @@ func (w *Writer) run(z *zstd.Encoder) {
 		if len(b.raw) > 0 {
 			packed = z.EncodeAll(b.raw, packed)
 		}
-		if !w.publish(b.Header, packed) && w.ctx.Err() == nil {
+		if b.Checkpoint {
+			b.Begin = begin.Begin
+			w.packedState.Store(int64(len(packed)))
+		} else {
+			w.packedEvents.Add(int64(len(packed)))
+		}
+		if !w.publish(b.Header, packed) && w.ctx.Err() == nil && !b.Checkpoint {
 			w.lose(&b)
 		}
 		if w.ctx.Err() != nil {
@@ -279,6 +313,9 @@ func (w *Writer) publish(h Header, payload []byte) bool {
 		h.Parts = parts
 	}
 	for h.Part = range parts {
+		if h.Part > 0 {
+			h.Begin = nil
+		}
 		p := payload[h.Part*w.opt.FrameBytes : min(len(payload), (h.Part+1)*w.opt.FrameBytes)]
 		frame, err := appendFrame(&h, p)
 		if err != nil {
@@ -289,6 +326,9 @@ func (w *Writer) publish(h Header, payload []byte) bool {
 			return false
 		}
 		w.meter.bytes.Add(float64(len(frame)))
+		if w.opt.Kept != nil {
+			w.opt.Kept(&h, frame)
+		}
 	}
 	return true
 }
