@@ -36,6 +36,10 @@ type Config struct {
 	// SpoolDir keeps such answers on disk too, so that they survive the agent.
 	// Empty = in memory alone.
 	SpoolDir string
+	// StateDir keeps what engines reported of themselves, one small file an
+	// engine, for a later life of the agent in which they do not tell. Empty = in
+	// memory alone.
+	StateDir string
 
 	// Log gets rare things at info, rollouts at debug, payloads never. nil = nowhere.
 	Log *slog.Logger
@@ -50,7 +54,8 @@ type EngineConfig struct {
 	// Slots are the requests that it runs at once over all ranks. 0 = what it
 	// reports, else 16.
 	Slots int
-	// CapacityTokens of its KV cache over all ranks. 0 = what it reports, else unknown.
+	// CapacityTokens of its KV cache over all ranks, where it does not and did
+	// never report it. 0 = unknown then.
 	CapacityTokens int64
 	// MaxModelLen in tokens. 0 = what it reports, else unknown.
 	MaxModelLen int

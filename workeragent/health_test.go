@@ -2,10 +2,7 @@ package workeragent
 
 import (
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,22 +17,14 @@ import (
 // scenario P7: gauges that freeze with work in them, as after a mass abort.
 func TestFrozenGaugesDoNotCountAndTheLoadSaysWhy(t *testing.T) {
 	r := newRig(t)
-	var running, steps atomic.Int64
-	running.Store(8)
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		switch q.URL.Path {
-		case "/v1/models":
-			fmt.Fprint(w, `{"data":[{"id":"m","max_model_len":4096}]}`)
-		case "/metrics":
-			fmt.Fprintf(w, "vllm:num_requests_running{engine=\"0\"} %d\nvllm:num_requests_waiting{engine=\"0\"} 0\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.99\n"+
-				"vllm:generation_tokens_total{engine=\"0\"} %d\n", running.Load(), steps.Load())
-		default:
-			http.NotFound(w, q)
-		}
-	}))
-	t.Cleanup(s.Close)
+	p := newPuppet(t)
+	shows := func(running, generated int) {
+		p.setMetrics(fmt.Sprintf("vllm:num_requests_running{engine=\"0\"} %d\nvllm:num_requests_waiting{engine=\"0\"} 0\n"+
+			"vllm:kv_cache_usage_perc{engine=\"0\"} 0.99\nvllm:generation_tokens_total{engine=\"0\"} %d\n", running, generated))
+	}
+	shows(8, 100)
 	loads := r.loads()
-	a := r.agent(s.URL, vllm(t, s.URL, func(c *engine.VLLMConfig) { c.Tracker = telemetry.TrackerConfig{FrozenAfter: 100 * time.Millisecond} }))
+	a := r.agent(p.url, vllm(t, p.url, func(c *engine.VLLMConfig) { c.Tracker = telemetry.TrackerConfig{FrozenAfter: 100 * time.Millisecond} }))
 	l := r.load(loads, "a problem", func(l subjects.Load) bool { return l.Problem != "" })
 	if !strings.HasPrefix(l.Problem, "frozen: ") || l.Ranks[0].Running != nil || l.Ranks[0].KVUsage != nil {
 		t.Errorf("the picture counts: %+v of %+v", l.Ranks[0], l)
@@ -43,8 +32,7 @@ func TestFrozenGaugesDoNotCountAndTheLoadSaysWhy(t *testing.T) {
 	if a.Ready() != nil {
 		t.Error("stale is read as saturated: nobody would ever ask this engine again")
 	}
-	running.Store(0)
-	steps.Add(1)
+	shows(0, 101)
 	l = r.load(loads, "no problem", func(l subjects.Load) bool { return l.Problem == "" })
 	if l.Ranks[0].Running == nil || *l.Ranks[0].Running != 0 {
 		t.Errorf("after a step: %+v", l.Ranks[0])

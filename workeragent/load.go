@@ -111,6 +111,7 @@ func (u *unit) observe(l *subjects.Load) {
 	if told {
 		u.counters = sum
 	}
+	u.measureLocked(l)
 	if x, ok := u.cfg.Adapter.(engine.Observer); ok {
 		h := x.Health()
 		fell = fell || h.Restarts > u.health.Restarts

@@ -33,6 +33,7 @@ func (u *unit) probeLoop(ctx context.Context) {
 }
 
 func (u *unit) probe(ctx context.Context) {
+	defer u.remember()
 	ctx, cancel := context.WithTimeout(ctx, u.a.t.ProbeTimeout)
 	defer cancel()
 	caps, err := u.cfg.Adapter.Capabilities(ctx)
@@ -52,6 +53,9 @@ func (u *unit) probe(ctx context.Context) {
 		u.log.Info("the engine answers", "kind", caps.Kind, "model", caps.Model)
 	}
 	u.noticeLocked(&caps)
+	if caps.Model != u.caps.Model {
+		u.measured = 0
+	}
 	u.caps, u.probed, u.down, u.refused, u.failing = caps, true, false, false, time.Time{}
 	if changed {
 		kick(u.kickReg)
@@ -100,6 +104,7 @@ func (u *unit) isNewLife(c engine.Capabilities) bool {
 // hold mu.
 func (u *unit) newLife(why string) {
 	u.epoch.life++
+	u.measured = 0
 	u.counters, u.refused, u.lifeBegan = -1, false, time.Now()
 	u.log.Warn("the engine has restarted: a new epoch begins", "why", why, "epoch", u.epoch.String(), "runs", len(u.runs))
 	u.a.metrics.epochs.WithLabelValues(u.name).Inc()

@@ -19,7 +19,8 @@ type puppet struct {
 
 	mu    sync.Mutex
 	model string
-	down  int // status of everything, 0 = up
+	down  int    // status of everything, 0 = up
+	page  string // of /metrics, "" = none
 	total int
 }
 
@@ -42,7 +43,7 @@ func newPuppet(t *testing.T) *puppet {
 
 func (p *puppet) serve(w http.ResponseWriter, r *http.Request) {
 	p.mu.Lock()
-	down, model := p.down, p.model
+	down, model, page := p.down, p.model, p.page
 	p.mu.Unlock()
 	switch {
 	case down != 0:
@@ -50,6 +51,9 @@ func (p *puppet) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	case r.URL.Path == "/v1/models":
 		fmt.Fprintf(w, `{"data":[%s]}`, model)
+		return
+	case r.URL.Path == "/metrics" && page != "":
+		_, _ = io.WriteString(w, page)
 		return
 	case r.URL.Path != "/v1/completions":
 		http.NotFound(w, r)
@@ -83,6 +87,12 @@ func (p *puppet) setDown(status int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.down = status
+}
+
+func (p *puppet) setMetrics(page string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.page = page
 }
 
 func (p *puppet) arrivals() int {

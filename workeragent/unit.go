@@ -10,6 +10,7 @@ import (
 	"github.com/rollbus/rollbus/kvstate"
 	"github.com/rollbus/rollbus/subjects"
 	"github.com/rollbus/rollbus/workeragent/engine"
+	"github.com/rollbus/rollbus/workeragent/telemetry"
 )
 
 // unit is one engine under the agent's care.
@@ -51,6 +52,9 @@ type unit struct {
 	resting   time.Time // the engine is left alone until then
 	spooling  bool      // over the spool's bound
 
+	profile  telemetry.Profile // what the engine reported in this or an earlier life of the agent
+	measured int64             // KV capacity that the load told, tokens over all ranks; 0 = not
+
 	health      engine.Health // as of the last sample of the load
 	wedgedUntil time.Time     // the engine counts as wedged until then
 	wedgeHold   time.Duration // how long the next time
@@ -75,7 +79,7 @@ type unit struct {
 const maxHandBacks = 256
 
 func newUnit(a *Agent, cfg EngineConfig) *unit {
-	return &unit{
+	u := &unit{
 		a: a, cfg: cfg, name: cfg.Name, log: a.log.With("engine", cfg.Name),
 		kickReg: make(chan struct{}, 1), kickLoad: make(chan struct{}, 1), kickLook: make(chan struct{}, 1),
 		kickCache: make(chan struct{}, 1), ran: make(chan ranHere, maxRan),
@@ -85,6 +89,8 @@ func newUnit(a *Agent, cfg EngineConfig) *unit {
 		runs: map[string]*run{}, handing: map[string]uint64{},
 		handBack: make(chan struct{}, maxHandBacks),
 	}
+	u.recall()
+	return u
 }
 
 // kick wakes a loop; one pending wake-up is enough.
@@ -238,6 +244,8 @@ func (u *unit) slotsLocked() int {
 		return u.cfg.Slots
 	case u.caps.Slots != nil:
 		return min(*u.caps.Slots, maxSlots)
+	case u.profiledLocked() && u.profile.Slots != nil:
+		return min(*u.profile.Slots, maxSlots)
 	}
 	return DefaultSlots
 }
@@ -253,16 +261,21 @@ func (u *unit) maxModelLenLocked() int {
 	return 0
 }
 
-// capacityLocked is what the engine reports before what is configured: a
-// configured figure outlives the hardware it was made for.
+// capacityLocked is what the engine reports, else what it reported once, else
+// what is configured: a configured figure outlives the hardware it was made for.
 func (u *unit) capacityLocked() (tokens int64, source string) {
-	switch {
-	case u.caps.CapacityTokens != nil && *u.caps.CapacityTokens > 0:
-		return *u.caps.CapacityTokens, or(u.caps.CapacitySource, "reported")
-	case u.cfg.CapacityTokens > 0:
-		return u.cfg.CapacityTokens, "configured"
+	reported, profiled := u.caps.CapacityTokens, u.profile.CapacityTokens
+	if reported == nil {
+		reported = &u.measured
 	}
-	return 0, ""
+	if !u.profiledLocked() {
+		profiled = nil
+	}
+	n, source := telemetry.ResolveCapacity(reported, profiled, &u.cfg.CapacityTokens)
+	if n == nil {
+		return 0, ""
+	}
+	return *n, source
 }
 
 func (u *unit) ranksLocked() int { return max(1, u.caps.Ranks) }

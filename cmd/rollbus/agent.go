@@ -22,7 +22,10 @@ type Agent struct {
 	Slots        int           `help:"Requests that one engine runs at once; 0 = what it reports." placeholder:"N"`
 	Model        string        `help:"Model to name to the engines; without one what they list first." placeholder:"NAME"`
 	APIKey       string        `name:"api-key" help:"Bearer token for the engines; better in ROLLBUS_API_KEY." placeholder:"TEXT"`
+	Capacity     int64         `name:"capacity-tokens" help:"KV cache of one engine, tokens, where it neither reports it nor ever did." placeholder:"N"`
+	MaxModelLen  int           `help:"Longest context of one engine, tokens, where it does not report it." placeholder:"N"`
 	SpoolDir     string        `type:"path" help:"Keep answers that cannot be stored yet on disk too." placeholder:"DIR"`
+	StateDir     string        `type:"path" help:"Keep what engines report of themselves here, for when they do not; without it in the user's state folder." placeholder:"DIR"`
 	DrainTimeout time.Duration `default:"5m" help:"How long a stop waits for what runs." placeholder:"DURATION"`
 	Init         bool          `help:"Make the pool's streams where they are missing."`
 	eventFlags
@@ -42,6 +45,8 @@ func (Agent) Help() string {
 Kinds are vllm, sglang, openai (anything that speaks that API) and auto, which asks the server once, at the start.
 Where the engine publishes its cache events is asked of it; --kv-events says so for servers that do not tell. Without
 events the cache view is a guess from what ran there, and prompts get no credit for it.
+The KV capacity is what the engine reports, else what it reported once (--state-dir), else --capacity-tokens; rollbus get
+engines -o wide says which.
 Without a name an engine is called after this host and its port. Names are unique in the pool.
 SIGTERM takes nothing new and finishes what runs, --drain-timeout at most; a second one hands it back at once.`
 }
@@ -60,7 +65,10 @@ func (c *Agent) Run(a *app) error {
 		return err
 	}
 	log := a.log()
-	cfg := workeragent.Config{Pool: a.opts.Pool, Name: c.Name, Version: programVersion(), SpoolDir: c.SpoolDir, Log: log}
+	cfg := workeragent.Config{Pool: a.opts.Pool, Name: c.Name, Version: programVersion(), SpoolDir: c.SpoolDir, StateDir: c.StateDir, Log: log}
+	if cfg.StateDir == "" {
+		cfg.StateDir = a.state
+	}
 	cfg.Timings = workeragent.DefaultTimings().Scale(c.TimingScale)
 	cfg.Timings.DrainTimeout = c.DrainTimeout
 	for _, s := range specs {
@@ -71,7 +79,7 @@ func (c *Agent) Run(a *app) error {
 		if s.kind == autoKind {
 			log.Info("detected", "engine", s.name, "kind", found.Kind, "model", found.Model, "version", found.Version, "by", found.Found)
 		}
-		cfg.Engines = append(cfg.Engines, workeragent.EngineConfig{Name: s.name, Adapter: adapter, Slots: c.Slots})
+		cfg.Engines = append(cfg.Engines, workeragent.EngineConfig{Name: s.name, Adapter: adapter, Slots: c.Slots, CapacityTokens: c.Capacity, MaxModelLen: c.MaxModelLen})
 	}
 	if c.Init {
 		layout := c.layout(true)

@@ -53,20 +53,44 @@ type contexts struct {
 
 // contextsIn finds the file, as the XDG rules say.
 func contextsIn(environ []string) contextFile {
+	dir := xdg(environ, "XDG_CONFIG_HOME", ".config")
+	if dir == "" {
+		return ""
+	}
+	return contextFile(filepath.Join(dir, "contexts.json"))
+}
+
+// stateIn finds the folder for what daemons remember: systemd's for the unit,
+// else the user's, "" when there is neither.
+func stateIn(environ []string) string {
+	if dirs := lookup(environ)["STATE_DIRECTORY"]; dirs != "" {
+		dir, _, _ := strings.Cut(dirs, ":")
+		return dir
+	}
+	return xdg(environ, "XDG_STATE_HOME", ".local/state")
+}
+
+// xdg is our folder below one of the user's, "" when nothing says where that is.
+func xdg(environ []string, name, below string) string {
+	vars := lookup(environ)
+	dir := vars[name]
+	if !filepath.IsAbs(dir) {
+		if vars["HOME"] == "" {
+			return ""
+		}
+		dir = filepath.Join(vars["HOME"], below)
+	}
+	return filepath.Join(dir, "rollbus")
+}
+
+func lookup(environ []string) map[string]string {
 	vars := map[string]string{}
 	for _, kv := range environ {
 		if k, v, ok := strings.Cut(kv, "="); ok {
 			vars[k] = v
 		}
 	}
-	dir := vars["XDG_CONFIG_HOME"]
-	if !filepath.IsAbs(dir) {
-		if vars["HOME"] == "" {
-			return ""
-		}
-		dir = filepath.Join(vars["HOME"], ".config")
-	}
-	return contextFile(filepath.Join(dir, "rollbus", "contexts.json"))
+	return vars
 }
 
 func (f contextFile) read() (contexts, error) {

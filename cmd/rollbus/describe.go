@@ -82,7 +82,7 @@ func (s *engineStory) print(a *app) error {
 		}
 		return strconv.FormatInt(*v, 10)
 	}
-	if err := p.fields("engine", e.Engine.Engine, "state", string(e.State), "kind", dash(e.Kind), "model", dash(e.Model),
+	if err := p.fields("engine", e.Engine.Engine, "state", stated(e), "kind", dash(e.Kind), "model", dash(e.Model),
 		"loras", dash(strings.Join(e.LoRAs, ", ")), "agent", dash(e.Agent), "epoch", dash(e.Epoch),
 		"slots", strconv.Itoa(e.Slots), "ranks", strconv.Itoa(e.Ranks),
 		"capacity", opt(e.CapacityTokens)+" tokens ("+dash(e.CapacitySource)+")", "weights", opt(e.WeightVersion),
@@ -99,6 +99,14 @@ func (s *engineStory) print(a *app) error {
 	})
 }
 
+// stated is an engine's state and its cause.
+func stated(e *engineRow) string {
+	if e.Cause == "" {
+		return string(e.State)
+	}
+	return string(e.State) + ": " + e.Cause
+}
+
 func (s *engineStory) load() string {
 	if s.Load == nil {
 		return fmt.Sprintf("none came within %v", loadWait)
@@ -113,7 +121,11 @@ func (s *engineStory) load() string {
 		}
 		parts = append(parts, fmt.Sprintf("rank %d: %s running, %s waiting", r.Rank, n(r.Running), n(r.Waiting)))
 	}
-	return strings.Join(parts, "; ") + " (" + s.Load.Source + ")"
+	text := strings.Join(parts, "; ") + " (" + s.Load.Source + ")"
+	if s.Load.Problem != "" {
+		text += ", does not count: " + s.Load.Problem
+	}
+	return text
 }
 
 // DescribeRollout tells everything about a rollout.

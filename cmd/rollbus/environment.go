@@ -42,6 +42,7 @@ type environment struct {
 	Storage    string        `env:"STORAGE" flag:"storage"`
 	Data       string        `env:"DATA" flag:"data"`
 	Drain      time.Duration `env:"DRAIN_TIMEOUT" flag:"drain-timeout"`
+	StateDir   string        `env:"STATE_DIR" flag:"state-dir"`
 	LogLevel   string        `env:"LOG_LEVEL" flag:"log-level"`
 	LogFormat  string        `env:"LOG_FORMAT" flag:"log-format"`
 	NoProgress bool          `env:"NO_PROGRESS" flag:"no-progress"`

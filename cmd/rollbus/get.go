@@ -165,11 +165,11 @@ func (l *look) engines() ([]*engineRow, error) {
 
 // Run lists them.
 func (c GetEngines) Run(a *app) error {
-	head := []string{"ENGINE", "STATE", "KIND", "MODEL", ">SLOTS", ">BOUND", ">RESERVED", ">CAPACITY", "EPOCH", "AGENT", "+>RANKS", "+>CONTEXT", "+EVENTS", "+>WEIGHTS", "+RENEWED"}
+	head := []string{"ENGINE", "STATE", "KIND", "MODEL", ">SLOTS", ">BOUND", ">RESERVED", ">CAPACITY", "EPOCH", "AGENT", "+>RANKS", "+>CONTEXT", "+CAPACITY FROM", "+EVENTS", "+>WEIGHTS", "+RENEWED", "+CAUSE"}
 	return listing(a, c.watchFlags, head, (*look).engines, func(e *engineRow) []string {
 		return []string{e.Engine.Engine, string(e.State), dash(e.Kind), dash(e.Model), strconv.Itoa(e.Slots), strconv.Itoa(e.Bound),
 			strconv.FormatInt(e.ReservedTokens, 10), known(e.CapacityTokens), dash(oneLine(e.Epoch, 14)), dash(e.Agent),
-			number(e.Ranks), known(e.MaxModelLen), dash(e.Events), known(e.WeightVersion), stamp(e.Renewed)}
+			number(e.Ranks), known(e.MaxModelLen), dash(e.CapacitySource), dash(e.Events), known(e.WeightVersion), stamp(e.Renewed), dash(oneLine(e.Cause, 60))}
 	})
 }
 

@@ -24,6 +24,7 @@ type app struct {
 	kong   *kong.Kong
 	opts   *options
 	saved  contextFile
+	state  string // folder for what daemons remember, "" = none
 }
 
 // options are the flags that every command has.
@@ -124,7 +125,7 @@ func execute(ctx context.Context, args, environ []string, stdin io.Reader, stdou
 	if err != nil {
 		return fmt.Errorf("grammar: %w", err)
 	}
-	a := &app{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, kong: k, opts: &grammar.options, saved: contextsIn(environ)}
+	a := &app{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, kong: k, opts: &grammar.options, saved: contextsIn(environ), state: stateIn(environ)}
 	defer func() {
 		// kong prints help and exits; here that is a return.
 		if p := recover(); p != nil {

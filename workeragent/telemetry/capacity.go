@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync"
 )
 
 // Where a capacity came from, in order of trust.
@@ -31,91 +30,71 @@ func ResolveCapacity(reported, profiled, configured *int64) (*int64, string) {
 	return nil, ""
 }
 
-// Profile is what an engine reported once, kept for the times when it does not.
+// Profile is what an engine reported once, kept in a file of its own for the
+// times when it does not.
 type Profile struct {
+	Model          string `json:"model"` // another model is another profile
 	CapacityTokens *int64 `json:"capacity_tokens,omitempty"`
 	Slots          *int   `json:"slots,omitempty"`
-	EngineBlock    *int   `json:"engine_block,omitempty"`
 }
 
-// Profiles is a small file of them, by any key that names an engine and its
-// model. Safe for concurrent use.
-type Profiles struct {
-	path string
-	mu   sync.Mutex
-	all  map[string]Profile
-}
-
-// maxProfiles bounds the file.
-const maxProfiles = 1024
-
-// OpenProfiles reads the file; one that is not there is empty. path "" keeps
-// everything in memory.
-func OpenProfiles(path string) (*Profiles, error) {
-	p := &Profiles{path: path, all: map[string]Profile{}}
-	if path == "" {
-		return p, nil
-	}
+// ReadProfile reads a profile's file; one that is not there is empty.
+func ReadProfile(path string) (Profile, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return p, nil
+		return Profile{}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("engine profiles: %w", err)
+		return Profile{}, fmt.Errorf("engine profile: %w", err)
 	}
-	if err := json.Unmarshal(b, &p.all); err != nil {
-		return nil, fmt.Errorf("engine profiles %s: %w; delete the file to start anew", path, err)
+	var p Profile
+	if err := json.Unmarshal(b, &p); err != nil {
+		return Profile{}, fmt.Errorf("engine profile %s: %w; delete the file to begin anew", path, err)
 	}
 	return p, nil
 }
 
-// Get is what is known under a key.
-func (p *Profiles) Get(key string) Profile {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.all[key]
+// Merge is the profile with what was reported now: what is nil is kept, unless
+// it was of another model.
+func (p Profile) Merge(now Profile) Profile {
+	if p.Model != now.Model {
+		p = Profile{Model: now.Model}
+	}
+	if n := positive(now.CapacityTokens); n != nil {
+		p.CapacityTokens = n
+	}
+	if n := positive(now.Slots); n != nil {
+		p.Slots = n
+	}
+	return p
 }
 
-// Put remembers what is not nil in v and writes the file when that is news.
-func (p *Profiles) Put(key string, v Profile) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	old, known := p.all[key]
-	merged := old
-	if v.CapacityTokens != nil {
-		merged.CapacityTokens = v.CapacityTokens
-	}
-	if v.Slots != nil {
-		merged.Slots = v.Slots
-	}
-	if v.EngineBlock != nil {
-		merged.EngineBlock = v.EngineBlock
-	}
-	if equal(merged.CapacityTokens, old.CapacityTokens) && equal(merged.Slots, old.Slots) && equal(merged.EngineBlock, old.EngineBlock) {
-		return nil
-	}
-	if !known && len(p.all) >= maxProfiles {
-		clear(p.all)
-	}
-	p.all[key] = merged
-	if p.path == "" {
-		return nil
-	}
-	b, err := json.MarshalIndent(p.all, "", " ")
+// Equal compares what two profiles say.
+func (p Profile) Equal(o Profile) bool {
+	return p.Model == o.Model && equal(p.CapacityTokens, o.CapacityTokens) && equal(p.Slots, o.Slots)
+}
+
+// Write replaces the file whole; its folder is made if it is missing.
+func (p Profile) Write(path string) error {
+	fail := func(err error) error { return fmt.Errorf("engine profile: %w", err) }
+	b, err := json.Marshal(p)
 	if err != nil {
-		return fmt.Errorf("engine profiles: %w", err)
+		return fail(err)
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(p.path), ".profiles-*")
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fail(err)
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".profile-*")
 	if err != nil {
-		return fmt.Errorf("engine profiles: %w", err)
+		return fail(err)
 	}
-	_, err = tmp.Write(b)
+	_, err = tmp.Write(append(b, '\n'))
 	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), p.path)
+		err = os.Rename(tmp.Name(), path)
 	}
 	if err != nil {
 		_ = os.Remove(tmp.Name())
-		return fmt.Errorf("engine profiles: %w", err)
+		return fail(err)
 	}
 	return nil
 }

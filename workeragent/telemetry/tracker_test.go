@@ -162,29 +162,27 @@ func TestCapacityIsReportedElseProfiledElseConfigured(t *testing.T) {
 	}
 }
 
-func TestProfilesOutliveTheAgent(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "profiles.json")
-	p, err := telemetry.OpenProfiles(path)
-	if err != nil {
+func TestAProfileOutlivesTheAgent(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state", "p.e1.json")
+	p, err := telemetry.ReadProfile(path)
+	if err != nil || !p.Equal(telemetry.Profile{}) {
+		t.Fatalf("a file that is not there: %+v %v", p, err)
+	}
+	p = p.Merge(telemetry.Profile{Model: "m", CapacityTokens: ptr(int64(5000))}).Merge(telemetry.Profile{Model: "m", Slots: ptr(8), CapacityTokens: ptr(int64(0))})
+	if err := p.Write(path); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Put("e1 m", telemetry.Profile{CapacityTokens: ptr(int64(5000))}); err != nil {
-		t.Fatal(err)
+	again, err := telemetry.ReadProfile(path)
+	if err != nil || again.CapacityTokens == nil || *again.CapacityTokens != 5000 || again.Slots == nil || *again.Slots != 8 || !again.Equal(p) {
+		t.Errorf("read back %+v, %v", again, err)
 	}
-	if err := p.Put("e1 m", telemetry.Profile{Slots: ptr(8)}); err != nil {
-		t.Fatal(err)
-	}
-	again, err := telemetry.OpenProfiles(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := again.Get("e1 m"); got.CapacityTokens == nil || *got.CapacityTokens != 5000 || got.Slots == nil || *got.Slots != 8 {
-		t.Errorf("read back %+v", got)
+	if other := again.Merge(telemetry.Profile{Model: "n", Slots: ptr(2)}); other.CapacityTokens != nil || *other.Slots != 2 {
+		t.Errorf("another model inherits %+v", other)
 	}
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := telemetry.OpenProfiles(path); err == nil {
+	if _, err := telemetry.ReadProfile(path); err == nil {
 		t.Error("a broken file is taken for an empty one")
 	}
 }
