@@ -148,7 +148,9 @@ func TestNewWeightsBehindTheAgentsBackArePublishedAndEmptyTheView(t *testing.T) 
 	h := r.listen()
 	r.agent(f.URL(), vllm(t, f.URL()))
 	version := func(n int64) func(subjects.Engine) bool {
-		return func(e subjects.Engine) bool { return e.WeightVersion != nil && *e.WeightVersion == n && e.Events == eventsExact }
+		return func(e subjects.Engine) bool {
+			return e.WeightVersion != nil && *e.WeightVersion == n && e.Events == eventsExact
+		}
 	}
 	before := r.registered("version 7 is registered", version(7))
 	p := prompt(1, 256)
