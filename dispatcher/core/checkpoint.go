@@ -225,4 +225,5 @@ type QueueState struct {
 	Seen    time.Duration
 	Pulling int
 	Next    time.Duration
+	Misfits int
 }

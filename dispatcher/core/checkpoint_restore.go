@@ -186,7 +186,7 @@ func (c *Core) restoreQueues(p *Checkpoint) error {
 	}
 	for i := range p.Queues {
 		s := &p.Queues[i]
-		c.queues[s.Queue] = &queue{s.Queue, s.Backlog, s.Seen, s.Pulling, s.Next}
+		c.queues[s.Queue] = &queue{s.Queue, s.Backlog, s.Seen, s.Pulling, s.Next, s.Misfits}
 	}
 	c.sortQueues()
 	return nil

@@ -62,7 +62,7 @@ func (c *Core) Checkpoint() *Checkpoint {
 	}
 	for _, k := range c.order {
 		q := c.queues[k]
-		p.Queues = append(p.Queues, QueueState{q.Queue, q.backlog, q.seen, q.pulling, q.next})
+		p.Queues = append(p.Queues, QueueState{q.Queue, q.backlog, q.seen, q.pulling, q.next, q.misfits})
 	}
 	return p
 }

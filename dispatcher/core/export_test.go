@@ -18,7 +18,7 @@ var KeptTypes = []struct {
 	{held{}, "ReservationPut counted ended unseen cause since acting next", ""},
 	{item{}, "h queue facts seq stored lane at stage ttl bind tokens engine expected busy reason policy predict holdUntil waitSeq waitUntil askAt held result", ""},
 	{job{}, "name reserved count used waiting", "waits"},
-	{queue{}, "Queue backlog seen pulling next", ""},
+	{queue{}, "Queue backlog seen pulling next misfits", ""},
 	{loadView{}, "load until usable why newer fuser kvBlocked preempted preemptSum counted", "fused"},
 	{serverClock{}, "sample at floor", ""},
 	{contactClock{}, "total last", "gap"},

@@ -14,6 +14,7 @@ type queue struct {
 	seen    time.Duration // last time it held anything
 	pulling int           // messages asked for in the pull that is open; 0 = none
 	next    time.Duration // no pull before
+	misfits int           // messages in a row that nobody may serve
 }
 
 // putJobs takes the census: which queues hold messages, fetched ones included.

@@ -144,6 +144,9 @@ func (c *Core) record(it *item, chosen int) {
 	if c.cfg.Explain {
 		c.explain(&d)
 	}
+	if c.cfg.Explain || chosen < 0 { // why nobody may serve it is always told
+		c.tellFilters(&d)
+	}
 	c.emit(d)
 }
 
@@ -161,6 +164,10 @@ func (c *Core) explain(d *Decision) {
 			DecodeTokS: s.DecodeTokS, PrefillTokS: s.PrefillTokS, DecodeFrom: string(s.DecodeFrom), PrefillFrom: string(s.PrefillFrom),
 		})
 	}
+}
+
+// tellFilters copies how many engines each filter left out.
+func (c *Core) tellFilters(d *Decision) {
 	for f, n := range c.rec.EachFilter() {
 		if d.Filtered == nil {
 			d.Filtered = map[string]int{}

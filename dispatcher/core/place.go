@@ -432,6 +432,9 @@ func (c *Core) try(it *item) tried {
 	if chosen < 0 {
 		return c.unplaced(it)
 	}
+	if q := c.queues[it.queue]; q != nil {
+		q.misfits = 0
+	}
 	e := c.engines[c.names[chosen]]
 	switch {
 	case e.binding == nil:
@@ -458,7 +461,7 @@ func (c *Core) decide(it *item) int {
 			Rollout: it.key(), Model: f.Model, LoRA: f.LoRA,
 			PromptTokens: f.PromptTokens, MaxTokens: f.MaxTokens, ExpectedTokens: expected,
 			BlockTokens: c.settings.BlockTokens, Affinity: cmp.Or(f.Affinity, f.Group),
-			WeightMin: f.WeightMin, WeightExact: f.WeightExact, Tried: f.Tried, Rank: f.Rank, Waited: c.server.since(it.accepted(), c.now), MayWait: c.mayWait(it),
+			WeightMin: c.oldest(f), WeightExact: f.WeightExact, Tried: f.Tried, Rank: f.Rank, Waited: c.server.since(it.accepted(), c.now), MayWait: c.mayWait(it),
 		},
 		Candidates: c.cands,
 	}
@@ -490,15 +493,31 @@ func (c *Core) unplaced(it *item) tried {
 		c.reject(it, "unknown_model", "model "+f.Model+" is not served in this pool: engines serve "+c.models())
 		return placed
 	case c.rec.Outcome == policy.OutcomeNoneEligible:
-		if q := c.queues[it.queue]; q != nil {
-			q.next = c.now + c.t.NakMax
-		}
+		c.misfit(c.queues[it.queue])
 		c.record(it, -1)
 		c.nak(it, c.t.NakMax)
 		return placed
 	}
 	return missed
 }
+
+// misfit notes that nobody may serve a request of the queue. What it asks for, an
+// adapter, a weight version, may be its own affair, so that those behind it are
+// fetched all the same; after some in a row, or with nobody to serve any, the
+// queue rests: it would only be fetched and given back over and over.
+func (c *Core) misfit(q *queue) {
+	if q == nil {
+		return
+	}
+	q.misfits++
+	if q.misfits >= maxMisfits || c.headroom() == 0 {
+		q.misfits, q.next = 0, c.now+c.t.NakMax
+	}
+}
+
+// maxMisfits is how many requests of a queue in a row may be fetched and given
+// back because nobody may serve them, before it rests.
+const maxMisfits = 16
 
 // wrongModel tells whether the pool has engines, and none that could ever serve it.
 func (c *Core) wrongModel(f *subjects.Facts) bool {

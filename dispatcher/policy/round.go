@@ -125,7 +125,7 @@ func (r *round) ineligible(c *Candidate) Filter {
 		return FilterDown
 	}
 	req := &r.in.Request
-	if !c.serves(req.Model) {
+	if !c.Serves(req.Model) {
 		return FilterModel
 	}
 	if req.LoRA != "" && !slices.Contains(c.LoRAs, req.LoRA) {
@@ -147,9 +147,9 @@ func (r *round) ineligible(c *Candidate) Filter {
 	return FilterNone
 }
 
-// serves tells whether the engine has the model, under its own name or as an
+// Serves tells whether the engine has the model, under its own name or as an
 // adapter's.
-func (c *Candidate) serves(model string) bool {
+func (c *Candidate) Serves(model string) bool {
 	return model == "" || c.Model == model || c.Model == "" || slices.Contains(c.LoRAs, model)
 }
 
@@ -263,7 +263,7 @@ func (r *round) tooLarge(rec *Record) bool {
 	what := ""
 	for i := range r.in.Candidates {
 		c := &r.in.Candidates[i]
-		if !c.serves(r.in.Request.Model) {
+		if !c.Serves(r.in.Request.Model) {
 			continue
 		}
 		limit, kind := int64(c.MaxModelLen), "context length"
