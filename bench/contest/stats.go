@@ -1,6 +1,10 @@
 package contest
 
-import "math"
+import (
+	"cmp"
+	"math"
+	"slices"
+)
 
 // Stat is a mean over seeds with the half width of its 95 % confidence interval.
 type Stat struct {
@@ -42,4 +46,9 @@ func paired(a, b []float64) Stat {
 		v[i] = ratio(a[i], b[i])
 	}
 	return stat(v)
+}
+
+// sortBy sorts by a number, least first; equal ones keep their order.
+func sortBy[T any](v []T, by func(*T) float64) {
+	slices.SortStableFunc(v, func(a, b T) int { return cmp.Compare(by(&a), by(&b)) })
 }
