@@ -92,8 +92,10 @@ func (f *follower[P, G]) session(ctx context.Context) error {
 
 	x := &session[P, G]{f: f, pull: p, began: time.Now(), items: map[string]item[P, G]{}}
 	proofs := make(chan proof)
-	if !f.sp.fixedName {
+	if !f.sp.unproved {
 		wg.Go(func() { s.prove(ctx, f.sp.stream, proofs) })
+	}
+	if !f.sp.fixedName {
 		wg.Go(func() { f.sweep(ctx) })
 	}
 	limit := silence * s.opt.heartbeat
@@ -235,7 +237,7 @@ func (x *session[P, G]) settle() {
 	if x.items != nil && x.complete() {
 		x.swap()
 	}
-	if x.items == nil && x.f.h.Alive != nil && (x.f.sp.fixedName || time.Since(x.provenT) < silence*x.f.s.opt.heartbeat) {
+	if x.items == nil && x.f.h.Alive != nil && (x.f.sp.unproved || time.Since(x.provenT) < silence*x.f.s.opt.heartbeat) {
 		x.f.h.Alive()
 	}
 }
@@ -244,7 +246,7 @@ func (x *session[P, G]) complete() bool {
 	switch {
 	case !x.drained:
 		return false
-	case !x.f.sp.fixedName:
+	case !x.f.sp.unproved:
 		return !x.provenT.IsZero()
 	}
 	// An agent may not ask the leader. It does not go back behind what it has

@@ -24,6 +24,11 @@ type FollowConfig struct {
 	Filter string
 	// Values asks for bodies where they are left out by default.
 	Values bool
+	// Agent makes it a follower of the agent of the engine Name: under the only
+	// consumer name that such a credential allows (subjects.AgentPermissions).
+	// Two followers of one name take the consumer from each other, as those of
+	// FollowOwn do.
+	Agent bool
 }
 
 // Handler is told what a follower sees. Its functions are called one at a time
@@ -78,7 +83,8 @@ type followSpec struct {
 	config    jetstream.ConsumerConfig // the name is set for each new consumer unless fixedName
 	prefix    string                   // of the consumers' names
 	what      string                   // for logs
-	fixedName bool                     // the agent's: its credential allows no other name, and no question to the leader
+	fixedName bool                     // an agent's: its credential allows no other name
+	unproved  bool                     // an agent's own keys: its credential allows no question to their leader
 
 	headersOnly bool
 }
@@ -99,9 +105,13 @@ func (s *Store) spec(f FollowConfig, what, stream, base string) (followSpec, err
 	if err := errors.Join(errs...); err != nil {
 		return followSpec{}, fmt.Errorf("%w: follow %s: %w", ErrBadOption, what, err)
 	}
+	name := ""
+	if f.Agent {
+		name = s.pool.ConsumerAgentFollower(f.Name)
+	}
 	return followSpec{
 		stream: stream, what: what, prefix: "f-" + f.Name + "-" + what + "-",
-		config: subjects.FollowerConsumer("", base+filter, false),
+		config: subjects.FollowerConsumer(name, base+filter, false), fixedName: f.Agent,
 	}, nil
 }
 

@@ -170,7 +170,7 @@ func (s *Store) FollowOwn(ctx context.Context, engine string, h Handler[Reservat
 	}
 	return follow(ctx, s, followSpec{
 		stream: s.reservationsStream(), config: s.pool.AgentConsumer(engine),
-		fixedName: true, what: "own reservations of " + engine,
+		fixedName: true, unproved: true, what: "own reservations of " + engine,
 	}, h, s.decodeReservation)
 }
 

@@ -28,7 +28,7 @@ func newTold(t *testing.T, own bool) *told {
 	must(t, err)
 	out := &told{}
 	say := func(format string, args ...any) { out.says = append(out.says, fmt.Sprintf(format, args...)) }
-	f := &follower[delivery, delivery]{s: s, sp: followSpec{fixedName: own}}
+	f := &follower[delivery, delivery]{s: s, sp: followSpec{fixedName: own, unproved: own}}
 	f.decode = func(d delivery) (delivery, delivery, kind, error) {
 		if d.deleted() {
 			return d, d, kindGone, nil

@@ -257,3 +257,8 @@ func ConsumerTrainer(job, reader string) string { return "t-" + job + "-" + read
 
 // ConsumerAgent is the one consumer an agent may have on reservations.
 func ConsumerAgent(engine string) string { return "a-" + engine }
+
+// ConsumerAgentFollower is the one consumer that the agent of an engine may have
+// on each of the buckets of engines, cancels and pools. The last one is shared by
+// all pools, hence the pool's name; + is in no token.
+func (p Pool) ConsumerAgentFollower(engine string) string { return "a-" + p.name + "+" + engine }

@@ -252,8 +252,8 @@ func (a *Agent) followSettings(ctx context.Context) {
 			kick(u.kickCache)
 		}
 	}
-	a.follow(ctx, "settings", func() error {
-		return a.store.FollowPools(ctx, kvstate.FollowConfig{Name: a.units[0].name, Filter: a.pool.String()},
+	a.followShared(ctx, "settings", func(ctx context.Context, engine string) error {
+		return a.store.FollowPools(ctx, kvstate.FollowConfig{Name: engine, Filter: a.pool.String(), Agent: true},
 			kvstate.Handler[kvstate.Value[subjects.Settings], kvstate.Value[struct{}]]{
 				Swap: func(all []kvstate.Value[subjects.Settings], _ []kvstate.Value[struct{}]) {
 					def := subjects.Settings{}.WithDefaults()
@@ -269,6 +269,36 @@ func (a *Agent) followSettings(ctx context.Context) {
 				},
 				Alive: a.alive,
 			})
+	})
+}
+
+// followShared is follow for what concerns all engines, under the name of one of
+// them: of one that no later agent serves, or the two would take the consumer
+// from each other for ever.
+func (a *Agent) followShared(ctx context.Context, what string, f func(ctx context.Context, engine string) error) {
+	a.follow(ctx, what, func() error {
+		u := a.units[0]
+		for _, x := range a.units {
+			if !x.isReplaced() {
+				u = x
+				break
+			}
+		}
+		try, end := context.WithCancelCause(ctx)
+		defer end(nil)
+		if !u.isReplaced() {
+			go func() {
+				select {
+				case <-u.replaced:
+					end(ErrReplaced)
+				case <-try.Done():
+				}
+			}()
+		}
+		if err := f(try, u.name); err != nil {
+			return err
+		}
+		return context.Cause(try)
 	})
 }
 

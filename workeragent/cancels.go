@@ -91,8 +91,8 @@ func (c *cancels) hit(res *kvstate.Reservation, weight *int64) (reason string, o
 
 // followCancels ends what is given up, at the engine that runs it (scenario R4).
 func (a *Agent) followCancels(ctx context.Context) {
-	a.follow(ctx, "cancels", func() error {
-		return a.store.FollowCancels(ctx, kvstate.FollowConfig{Name: a.units[0].name},
+	a.followShared(ctx, "cancels", func(ctx context.Context, engine string) error {
+		return a.store.FollowCancels(ctx, kvstate.FollowConfig{Name: engine, Agent: true},
 			kvstate.Handler[kvstate.Value[subjects.Cancel], kvstate.Value[struct{}]]{
 				Swap: func(all []kvstate.Value[subjects.Cancel], _ []kvstate.Value[struct{}]) {
 					a.cancels.swap(all)

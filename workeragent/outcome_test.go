@@ -330,7 +330,7 @@ func TestACheckpointOutlivesTheAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkpoint := func(id string) (p Partial) {
-		if v, err := kv.Get(r.ctx(), "j."+id); err == nil {
+		if v, err := kv.Get(r.ctx(), "e1.j."+id); err == nil {
 			_ = json.Unmarshal(v.Value(), &p)
 		}
 		return p

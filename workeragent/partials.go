@@ -15,7 +15,7 @@ import (
 	"github.com/rollbus/rollbus/subjects"
 )
 
-// Partial is a checkpoint of unfinished output: partials/<job>.<id>. It holds
+// Partial is a checkpoint of unfinished output: partials/<engine>.<job>.<id>. It holds
 // the whole output so far, of earlier attempts too (scenario R15).
 type Partial struct {
 	SchemaVersion int                `json:"schema_version"`
@@ -126,8 +126,11 @@ func (c *checkpoints) write(ctx context.Context, ids []uint32) {
 }
 
 func (u *unit) partialSubject(job, id string) string {
-	return subjects.BucketSubject(u.a.pool.Bucket(subjects.Partials), subjects.RolloutKey(job, id))
+	return subjects.BucketSubject(u.a.pool.Bucket(subjects.Partials), u.partialKey(job, id))
 }
+
+// partialKey begins with the engine, so that a credential can be for its keys alone.
+func (u *unit) partialKey(job, id string) string { return u.name + "." + subjects.RolloutKey(job, id) }
 
 // clearCheckpoint takes a run's checkpoint away once it is of no use.
 func (u *unit) clearCheckpoint(r *run) {
@@ -158,7 +161,7 @@ func (u *unit) withCheckpoint(res kvstate.Reservation) kvstate.Reservation {
 		return res
 	}
 	// A direct get may be behind on R3: then a few tokens more are made again.
-	got, err := kv.Get(ctx, subjects.RolloutKey(res.Job, res.ID))
+	got, err := kv.Get(ctx, u.partialKey(res.Job, res.ID))
 	if err != nil {
 		return res
 	}

@@ -150,7 +150,7 @@ func (u *unit) deregister() {
 func (u *unit) followRegistrations(ctx context.Context) {
 	first := true
 	u.a.follow(ctx, "own registration", func() error {
-		return u.a.store.FollowEngines(ctx, kvstate.FollowConfig{Name: u.name, Filter: u.name},
+		return u.a.store.FollowEngines(ctx, kvstate.FollowConfig{Name: u.name, Filter: u.name, Agent: true},
 			kvstate.Handler[kvstate.Value[subjects.Engine], kvstate.Value[struct{}]]{
 				Swap: func(all []kvstate.Value[subjects.Engine], _ []kvstate.Value[struct{}]) {
 					for _, v := range all {

@@ -21,6 +21,7 @@ type connection struct {
 	User     string `help:"User." placeholder:"NAME"`
 	Password string `help:"Password of the user; better in ROLLBUS_PASSWORD." placeholder:"TEXT"`
 	Token    string `help:"Token instead of a user; better in ROLLBUS_TOKEN." placeholder:"TEXT"`
+	Inbox    string `help:"Prefix of the subjects at which NATS answers, where the credential allows no other (rollbus auth)." placeholder:"PREFIX"`
 	TLSCA    string `name:"tls-ca" type:"existingfile" help:"Certificates to trust." placeholder:"FILE"`
 	TLSCert  string `name:"tls-cert" type:"existingfile" help:"Own certificate; needs --tls-key." placeholder:"FILE"`
 	TLSKey   string `name:"tls-key" type:"existingfile" help:"Key of --tls-cert." placeholder:"FILE"`
@@ -47,6 +48,9 @@ func (c *connection) options() ([]nats.Option, error) {
 		o = append(o, nats.UserInfo(c.User, c.Password))
 	case c.Token != "":
 		o = append(o, nats.Token(c.Token))
+	}
+	if c.Inbox != "" {
+		o = append(o, nats.CustomInboxPrefix(c.Inbox))
 	}
 	if c.TLSCA != "" {
 		o = append(o, nats.RootCAs(c.TLSCA))

@@ -37,7 +37,7 @@ Kept in $XDG_CONFIG_HOME/rollbus/contexts.json (~/.config without it), readable 
 }
 
 // contextFlags are what a context can say.
-var contextFlags = [...]string{"server", "creds", "nkey", "user", "password", "token", "tls-ca", "tls-cert", "tls-key", "pool"}
+var contextFlags = [...]string{"server", "creds", "nkey", "user", "password", "token", "inbox", "tls-ca", "tls-cert", "tls-key", "pool"}
 
 // secretFlags are not printed.
 var secretFlags = []string{"password", "token"}
@@ -213,7 +213,7 @@ func (c ContextAdd) Run(a *app) error {
 	o := a.opts
 	said := map[string]string{
 		"server": o.Server, "creds": o.Creds, "nkey": o.NKey, "user": o.User, "password": o.Password, "token": o.Token,
-		"tls-ca": o.TLSCA, "tls-cert": o.TLSCert, "tls-key": o.TLSKey, "pool": o.Pool,
+		"inbox": o.Inbox, "tls-ca": o.TLSCA, "tls-cert": o.TLSCert, "tls-key": o.TLSKey, "pool": o.Pool,
 	}
 	maps.DeleteFunc(said, func(_, v string) bool { return v == "" })
 	all.Contexts[c.Name] = said

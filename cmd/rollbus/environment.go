@@ -24,6 +24,7 @@ type environment struct {
 	User       string        `env:"USER" flag:"user"`
 	Password   string        `env:"PASSWORD" flag:"password"`
 	Token      string        `env:"TOKEN" flag:"token"`
+	Inbox      string        `env:"INBOX" flag:"inbox"`
 	TLSCA      string        `env:"TLS_CA" flag:"tls-ca"`
 	TLSCert    string        `env:"TLS_CERT" flag:"tls-cert"`
 	TLSKey     string        `env:"TLS_KEY" flag:"tls-key"`
@@ -41,8 +42,8 @@ type environment struct {
 	Replicas   int           `env:"REPLICAS" flag:"replicas"`
 	Storage    string        `env:"STORAGE" flag:"storage"`
 	Data       string        `env:"DATA" flag:"data"`
-	Drain      time.Duration `env:"DRAIN_TIMEOUT" flag:"drain-timeout"`
 	StateDir   string        `env:"STATE_DIR" flag:"state-dir"`
+	Drain      time.Duration `env:"DRAIN_TIMEOUT" flag:"drain-timeout"`
 	LogLevel   string        `env:"LOG_LEVEL" flag:"log-level"`
 	LogFormat  string        `env:"LOG_FORMAT" flag:"log-format"`
 	NoProgress bool          `env:"NO_PROGRESS" flag:"no-progress"`

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -147,17 +146,6 @@ func TestADispatcherOfTheImageServesAsItsUser(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("the dispatcher did not end in order: %v", err)
 	}
-}
-
-// freeAddress is where nobody listens. Somebody may before it is used: bad luck.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }
 
 // runsAs finds the program's own process among those that start it, by how its

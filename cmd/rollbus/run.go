@@ -65,6 +65,7 @@ type cli struct {
 	PoolCmd    PoolCmd    `cmd:"" name:"pool" group:"Operating" help:"Make a pool, read or change its settings."`
 	Dead       DeadCmd    `cmd:"" group:"Operating" help:"Look at what could not be served, and submit it again."`
 	ContextCmd ContextCmd `cmd:"" name:"context" group:"Operating" help:"Keep the addresses of several clusters, and choose one."`
+	Auth       AuthCmd    `cmd:"" group:"Operating" help:"Print what a credential of NATS needs, and no more."`
 
 	Dispatcher Dispatcher `cmd:"" group:"Daemons" help:"Run a dispatcher."`
 	Agent      AgentCmd   `cmd:"" group:"Daemons" help:"Run an agent beside one or more engines, or look at one as it would."`
