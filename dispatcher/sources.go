@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/rollbus/rollbus/dispatcher/core"
+	"github.com/rollbus/rollbus/dispatcher/policy"
 	"github.com/rollbus/rollbus/kvstate"
 	"github.com/rollbus/rollbus/subjects"
 )
@@ -205,7 +206,7 @@ func (d *Dispatcher) followers() map[core.ViewKind]func(context.Context) error {
 // use keeps the settings that decoding and expiry need: block size, deadline.
 // The core refuses a bad change whole; so do these.
 func (d *Dispatcher) use(s subjects.Settings) {
-	if err := s.Validate(); err != nil {
+	if _, err := policy.Resolve(s); err != nil {
 		return
 	}
 	s = s.WithDefaults()

@@ -15,6 +15,7 @@ import (
 	"github.com/rollbus/rollbus/bench/demo/local"
 	simengine "github.com/rollbus/rollbus/bench/engine"
 	"github.com/rollbus/rollbus/bench/workload"
+	"github.com/rollbus/rollbus/dispatcher/policy"
 	"github.com/rollbus/rollbus/subjects"
 )
 
@@ -80,7 +81,7 @@ func (c *Demo) config(a *app) (demo.Config, error) {
 	if c.Policy != "" {
 		settings.Policy = c.Policy
 	}
-	if err := settings.Validate(); err != nil {
+	if _, err := policy.Resolve(settings); err != nil {
 		return demo.Config{}, coded(exitUsage, "demo: %w", err)
 	}
 	w, err := c.workload()

@@ -240,9 +240,7 @@ func change(s subjects.Settings, pairs []string) (subjects.Settings, error) {
 		errs = append(errs, err)
 	}
 	if len(errs) == 0 {
-		if err := next.Validate(); err != nil {
-			errs = append(errs, err)
-		} else if _, err := policy.Resolve(next); err != nil {
+		if _, err := policy.Resolve(next); err != nil {
 			// What dispatchers would refuse is not written.
 			errs = append(errs, errors.New(strings.TrimPrefix(err.Error(), policy.ErrSettings.Error()+": ")))
 		}

@@ -281,9 +281,6 @@ func (c *Core) putPool(e PoolPut) {
 }
 
 func (c *Core) apply(s subjects.Settings, revision uint64) error {
-	if err := s.Validate(); err != nil {
-		return err
-	}
 	p, err := policy.Resolve(s)
 	if err != nil {
 		return err

@@ -53,21 +53,19 @@ type Settings struct {
 // ErrSettings is wrapped by every refusal of Resolve.
 var ErrSettings = errors.New("settings refused, nothing was changed")
 
-// Resolve checks a pool's settings and fills in every default. One bad value
-// refuses them all; the error names each of them and what would be accepted.
+// Resolve checks a pool's settings, the knobs here and the rest by
+// subjects.Settings.Validate, and fills in every default. One bad value refuses
+// them all; the error names each of them and what would be accepted.
 func Resolve(s subjects.Settings) (Settings, error) {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	checkPool(s, bad)
+	if err := s.Validate(); err != nil {
+		errs = append(errs, err)
+	}
 	s = s.WithDefaults()
 	out := Settings{Policy: s.Policy, Mode: s.Mode}
 	if !slices.Contains(Policies(), s.Policy) {
 		bad("policy %q is unknown: want one of %s", s.Policy, strings.Join(Policies(), ", "))
-	}
-	switch s.Mode {
-	case subjects.ModeOff, subjects.ModeShadow, subjects.ModeEnforce:
-	default:
-		bad("mode %q is unknown: want off, shadow or enforce", s.Mode)
 	}
 	known := make(map[string]bool, len(knobs))
 	for i := range knobs {
@@ -110,47 +108,6 @@ func (k *Knob) check(v float64) error {
 		return fmt.Errorf("knob %s is %v: want a whole number of %v to %v (%s)", k.Name, v, k.Min, k.Max, k.Unit)
 	}
 	return nil
-}
-
-// Limits of the settings that are no knobs.
-const (
-	maxBlockTokens  = 4096
-	maxAnchorTokens = 1 << 20
-	maxDeadline     = 24 * time.Hour
-	maxAttempts     = 100
-	maxPrefetch     = 1000
-	maxResultsKeep  = 90 * 24 * time.Hour
-	maxJobWeight    = 1000
-)
-
-// checkPool checks what is not a knob, as given: zero means the default.
-func checkPool(s subjects.Settings, bad func(string, ...any)) {
-	if s.SchemaVersion != 0 && s.SchemaVersion != subjects.SchemaVersion {
-		bad("schema_version is %d: this program knows %d", s.SchemaVersion, subjects.SchemaVersion)
-	}
-	number := func(name string, v, least, most int) {
-		if v != 0 && (v < least || v > most) {
-			bad("%s is %d: want %d to %d, or 0 for the default", name, v, least, most)
-		}
-	}
-	number("block_tokens", s.BlockTokens, 1, maxBlockTokens)
-	number("anchor_tokens", s.AnchorTokens, 1, maxAnchorTokens)
-	number("max_attempts", s.MaxAttempts, 1, maxAttempts)
-	number("prefetch", s.Prefetch, -1, maxPrefetch)
-	number("partials_every", s.PartialsEvery, 1, maxAnchorTokens)
-	span := func(name string, v subjects.Duration, most time.Duration) {
-		if d := v.D(); d < 0 || d > most {
-			bad("%s is %v: want more than 0 and at most %v, or 0 for the default", name, d, most)
-		}
-	}
-	span("deadline", s.Deadline, maxDeadline)
-	span("attempt_timeout", s.AttemptTimeout, maxDeadline)
-	span("results_keep", s.ResultsKeep, maxResultsKeep)
-	for _, job := range slices.Sorted(maps.Keys(s.JobWeights)) {
-		if w := s.JobWeights[job]; math.IsNaN(w) || w <= 0 || w > maxJobWeight {
-			bad("job_weights of %q is %v: want more than 0 and at most %d", job, w, maxJobWeight)
-		}
-	}
 }
 
 // KVGate is the KV hysteresis of one engine: whether it is blocked after a

@@ -65,7 +65,7 @@ func TestOneBadValueRefusesTheWholeChangeAndTheErrorNamesThemAll(t *testing.T) {
 		says  string
 	}{
 		{"an unknown policy", func(s *subjects.Settings) { s.Policy = "round_robin" }, `policy "round_robin" is unknown: want one of least_requests, `},
-		{"an unknown mode", func(s *subjects.Settings) { s.Mode = "on" }, `mode "on" is unknown: want off, shadow or enforce`},
+		{"an unknown mode", func(s *subjects.Settings) { s.Mode = "on" }, `mode: is "on": give off, shadow or enforce`},
 		{"an unknown knob", func(s *subjects.Settings) { s.Knobs["alhpa"] = 1 }, `knob "alhpa" is unknown`},
 		{"a knob below its bound", func(s *subjects.Settings) { s.Knobs["alpha"] = -0.1 }, "knob alpha is -0.1: want 0 to 1"},
 		{"a knob above its bound", func(s *subjects.Settings) { s.Knobs["wait_max"] = 61 }, "knob wait_max is 61: want 0 to 60 (s)"},
@@ -75,13 +75,13 @@ func TestOneBadValueRefusesTheWholeChangeAndTheErrorNamesThemAll(t *testing.T) {
 		{"half a switch", func(s *subjects.Settings) { s.Knobs["sticky_group"] = 0.5 }, "knob sticky_group is 0.5: want a whole number"},
 		{"hysteresis turned round", func(s *subjects.Settings) { s.Knobs["kv_block"], s.Knobs["kv_unblock"] = 0.5, 0.6 }, "kv_unblock must be less"},
 		{"no load strategy", func(s *subjects.Settings) { s.Knobs["weight_kv"], s.Knobs["weight_slots"] = 0, 0 }, "raise one of them"},
-		{"a negative block size", func(s *subjects.Settings) { s.BlockTokens = -64 }, "block_tokens is -64: want 1 to 4096"},
-		{"a deadline beyond a day", func(s *subjects.Settings) { s.Deadline = subjects.Duration(25 * time.Hour) }, "deadline is 25h0m0s"},
-		{"a negative timeout", func(s *subjects.Settings) { s.AttemptTimeout = -1 }, "attempt_timeout is -1ns"},
-		{"too many attempts", func(s *subjects.Settings) { s.MaxAttempts = 1000 }, "max_attempts is 1000"},
-		{"a negative prefetch", func(s *subjects.Settings) { s.Prefetch = -2 }, "prefetch is -2: want -1 to"},
-		{"a weight of zero", func(s *subjects.Settings) { s.JobWeights = map[string]float64{"a": 1, "b": 0} }, `job_weights of "b" is 0`},
-		{"another schema", func(s *subjects.Settings) { s.SchemaVersion = 9 }, "schema_version is 9"},
+		{"a negative block size", func(s *subjects.Settings) { s.BlockTokens = -64 }, "block_tokens: is -64: give 1 to 4096"},
+		{"a deadline beyond a day", func(s *subjects.Settings) { s.Deadline = subjects.Duration(25 * time.Hour) }, "deadline: is 25h"},
+		{"a negative timeout", func(s *subjects.Settings) { s.AttemptTimeout = -1 }, "attempt_timeout: is -1ns"},
+		{"too many attempts", func(s *subjects.Settings) { s.MaxAttempts = 1000 }, "max_attempts: is 1000"},
+		{"a negative prefetch", func(s *subjects.Settings) { s.Prefetch = -2 }, "prefetch: is -2: give -1 to"},
+		{"a weight of zero", func(s *subjects.Settings) { s.JobWeights = map[string]float64{"a": 1, "b": 0} }, "job_weights.b: is 0"},
+		{"another schema", func(s *subjects.Settings) { s.SchemaVersion = 9 }, "schema_version: is 9"},
 	} {
 		good := subjects.Settings{Policy: policy.KVTokens, Mode: subjects.ModeShadow, Knobs: map[string]float64{"alpha": 0.5}, Prefetch: -1}
 		if _, err := policy.Resolve(good); err != nil {
