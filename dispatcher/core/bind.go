@@ -54,6 +54,7 @@ func (c *Core) bindAnswer(a BindAnswer) {
 	e := c.engine(a.Engine)
 	switch a.Answer {
 	case OK:
+		c.stood()
 		c.bound(it, e, a)
 		return
 	case Duplicate:
@@ -71,10 +72,14 @@ func (c *Core) bindAnswer(a BindAnswer) {
 	c.count("bind_refusals", string(a.Answer))
 	switch a.Answer {
 	case Conflict:
+		if a.Actual > it.expected {
+			c.refused()
+		}
 		if c.conflict(it, e, a) {
 			return // it stays in front of its engine until the view is there
 		}
 	case Busy:
+		c.refused()
 		it.busy++
 		if it.busy == 1 && e.seq == it.expected && c.deciding() {
 			c.freeEngineKeeping(e, it)
@@ -128,6 +133,8 @@ func (c *Core) conflict(it *item, e *engine, a BindAnswer) bool {
 	case c.stopped || e.binding != it:
 	case e.seq < a.Actual:
 		it.waitSeq, it.waitUntil = a.Actual, c.now+c.t.ViewWait
+		c.lagging++
+		c.dirty = true // another bind may be in flight
 		return true
 	}
 	return false
@@ -140,6 +147,7 @@ func (c *Core) caughtUp(e *engine) {
 		return
 	}
 	it.waitSeq = 0
+	c.lagging--
 	c.freeEngineKeeping(e, it)
 	c.readmit(it)
 }

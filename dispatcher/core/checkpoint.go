@@ -59,6 +59,7 @@ type Checkpoint struct {
 	Frozen    time.Duration
 	FreezeFor []string
 	Swept     time.Duration
+	AtOnce    int // binds in flight; 0 = no limit
 
 	Jobs   []JobState   // by name
 	Hand   []ItemState  // by handle

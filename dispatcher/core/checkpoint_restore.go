@@ -46,6 +46,7 @@ func Restore(cfg Config, p *Checkpoint) (*Core, error) {
 	c.live = slices.Clone(p.Live)
 	c.lengths, c.sticky = p.Lengths.Lengths(), p.Sticky.Sticky()
 	c.picks, c.frozen, c.freezeFor, c.swept, c.idle = p.Picks, p.Frozen, slices.Clone(p.FreezeFor), p.Swept, p.Idle
+	c.atOnce = p.AtOnce
 	if !c.answered.restore(p.Answered) {
 		return bad("the answered ids")
 	}
@@ -106,6 +107,9 @@ func (c *Core) restoreItem(s *ItemState) error {
 		c.byKey[it.key()] = it
 	}
 	c.set(it, itemStage(st))
+	if it.stage == itemBinding && it.waitSeq != 0 {
+		c.lagging++
+	}
 	return nil
 }
 

@@ -23,7 +23,7 @@ func (c *Core) Checkpoint() *Checkpoint {
 		Settings: c.settings, Revision: c.revision, Tags: len(c.tags), Live: c.live,
 		Answered: c.answered.state(), Retired: c.retired.state(),
 		Lengths: c.lengths.State(), Sticky: c.sticky.State(), Index: c.index.AppendState(nil),
-		Picks: c.picks, Frozen: c.frozen, FreezeFor: c.freezeFor, Swept: c.swept, Idle: c.idle,
+		Picks: c.picks, Frozen: c.frozen, FreezeFor: c.freezeFor, Swept: c.swept, AtOnce: c.atOnce, Idle: c.idle,
 	}
 	for _, v := range sortedKeys(c.proof) {
 		p.Proof = append(p.Proof, ViewProof{v, c.proof[v]})

@@ -78,12 +78,15 @@ type Core struct {
 
 	dirty  bool // something changed that may let work be placed or fetched
 	stages [stageCount]int
-	jobs   map[string]*job
-	hand   map[Handle]*item
-	byKey  map[string]*item // waiting or binding, by rollout
-	queues map[Queue]*queue
-	order  []Queue // sorted keys of queues
-	idle   int     // rotates the queues that get a waiting pull
+	// Binds in flight at once, in parts of bindUnit; 0 = no limit (crowd.go).
+	atOnce  int
+	lagging int // refused binds whose items wait for the view
+	jobs    map[string]*job
+	hand    map[Handle]*item
+	byKey   map[string]*item // waiting or binding, by rollout
+	queues  map[Queue]*queue
+	order   []Queue // sorted keys of queues
+	idle    int     // rotates the queues that get a waiting pull
 }
 
 // New makes a core that has seen nothing.

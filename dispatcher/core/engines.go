@@ -272,10 +272,10 @@ func (c *Core) refresh(e *engine) {
 		cand.CapacityTokens = *e.reg.CapacityTokens
 	}
 	if e.binding != nil {
-		e.undecided(cand, e.binding)
+		countTo(cand, e.binding, 1)
 	}
 	for _, it := range e.assigned {
-		e.undecided(cand, it)
+		countTo(cand, it, 1)
 	}
 	c.dirty = true
 }
@@ -293,18 +293,19 @@ func (e *engine) profile() (decode, prefill float64) {
 	return decode, prefill
 }
 
-// undecided counts what is on its way to the engine, in the sums and, since no
-// report can know of it, in what is newer than the report.
-func (e *engine) undecided(cand *policy.Candidate, it *item) {
-	cand.ReservedRequests++
-	cand.ReservedTokens += int64(it.tokens)
-	cand.ReservedPromptTokens += int64(it.facts.PromptTokens)
+// countTo counts n requests like it as on their way to an engine, in the sums
+// and, since no report can know of it, in what is newer than the report.
+func countTo(cand *policy.Candidate, it *item, n int) {
+	tokens, prompt := int64(n*it.tokens), int64(n*it.facts.PromptTokens)
+	cand.ReservedRequests += n
+	cand.ReservedTokens += tokens
+	cand.ReservedPromptTokens += prompt
 	if o := cand.Observed; o != nil {
-		o.NewerRequests++
-		o.NewerTokens += int64(it.tokens)
-		o.NewerPrefillTokens += int64(it.facts.PromptTokens)
+		o.NewerRequests += n
+		o.NewerTokens += tokens
+		o.NewerPrefillTokens += prompt
 		if o.UsedTokens >= 0 {
-			o.UsedTokens += int64(it.tokens)
+			o.UsedTokens += tokens
 		}
 	}
 }

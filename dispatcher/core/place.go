@@ -344,7 +344,7 @@ func (c *Core) place() {
 	c.endHolds()
 	misses := 0
 	var again []*item
-	for misses < maxMisses && c.room() {
+	for misses < maxMisses && c.bindRoom() && c.room() {
 		it := c.nextWaiting()
 		if it == nil {
 			if c.againSome() {
@@ -468,11 +468,13 @@ func (c *Core) decide(it *item) int {
 	c.match(f)
 	c.open(it)
 	undo := c.mark(f)
+	unlean := c.lean(it, in.Request.Affinity)
 	at := c.decider.Decide(&in, &c.rec)
 	it.predict = nil
 	if at >= 0 {
 		it.predict = c.predicted(at)
 	}
+	unlean()
 	undo()
 	c.shut(it)
 	c.unmatch()
