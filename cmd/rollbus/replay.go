@@ -138,20 +138,27 @@ func (a *app) journalFrames(nc *nats.Conn, pool subjects.Pool, of string) (iter.
 	}, nil
 }
 
-// Replay re-runs decisions.
+// Replay re-runs decisions, or republishes what was recorded.
 type Replay struct {
 	journalSource
-	Verify bool `help:"Compare every decision and effect, stop at the first difference. It is what happens without --step, too."`
-	Step   bool `help:"Print every event and what was decided, one JSON object a line."`
+	span
+	Verify bool   `help:"Compare every decision and effect, stop at the first difference. It is what happens without --step, too."`
+	Step   bool   `help:"Print every event and what was decided, one JSON object a line."`
+	Break  string `help:"Stop at the first event where this holds, and show it: terms as engine==e1, reason!=x, event==Fetched, id==train.0001, n>=100, joined by &&." placeholder:"EXPR"`
+
+	republish
 }
 
 // Help shows examples.
 func (Replay) Help() string {
 	return `Examples:
   rollbus replay --verify
-  rollbus replay --pool math --dispatcher d1 --verify -o json
+  rollbus replay --pool math --dispatcher d1 --from 30m --until 10m --verify -o json
   rollbus replay --file math.bundle --step
-Exit 0 when nothing differs, 1 when something does or could not be compared.`
+  rollbus replay --file math.bundle --break 'id==train.0001 && effect==Bind'
+  rollbus replay --subjects --to test.math --from 10m --speed 10
+Times are RFC 3339, or how long ago. Names in --break: n, at, bind (numbers); event, effect, job, id, engine, reason, policy,
+mode, basis, shadow (== != ~). Exit 0 when nothing differs, 1 when something does or could not be compared, 3 when --break holds nowhere.`
 }
 
 // stepLine is one line of --step.
@@ -165,54 +172,105 @@ type stepLine struct {
 	Effects    int             `json:"effects"`
 }
 
-var replayHead = []string{"DISPATCHER", "START", ">EVENTS", ">DECISIONS", ">DIFFERENCES", "TAIL", "+PROGRAM", "NOTE"}
+var replayHead = []string{"DISPATCHER", "START", ">EVENTS", ">DECISIONS", ">DIFFERENCES", "TAIL", "+>FROM EVENT", "+>CHECKPOINTS", "+PROGRAM", "NOTE"}
 
 // Run replays each journal.
-func (c Replay) Run(a *app) error {
+func (c *Replay) Run(a *app) error {
+	if c.Subjects {
+		return c.republish.run(a, c.span)
+	}
+	brk, err := c.breakAt()
+	if err != nil {
+		return err
+	}
+	o, err := c.options()
+	if err != nil {
+		return err
+	}
 	journals, problems, err := c.read(a)
 	if err != nil {
 		return err
 	}
-	p := a.printer()
-	ok := len(problems) == 0
 	for _, e := range problems {
 		a.say("rollbus: %v", e)
 	}
+	if brk != nil {
+		return showBreak(a, journals, o, brk)
+	}
+	ok := len(problems) == 0
 	reports := make([]*journal.Report, 0, len(journals))
 	for _, j := range journals {
-		o := journal.ReplayOptions{Explain: c.Step}
-		if c.Step {
-			o.Step = func(s *journal.Step, effects []core.Effect) error {
-				if err := a.ctx.Err(); err != nil {
-					return err
-				}
-				return p.line(stepLine{j.Dispatcher, s.N, s.Now.Seconds(), journal.Name(s.Event), s.Event, journal.Decisions(effects), len(effects)})
-			}
-		}
-		rep, err := journal.Replay(j, o)
-		if err != nil && rep != nil {
-			return err
-		}
+		rep, err := c.replay(a, j, o)
 		if err != nil {
-			rep = &journal.Report{Dispatcher: j.Dispatcher, Start: j.Start, CoreHere: core.Version, Incomplete: err.Error(), TailMissing: !j.Ended}
+			return err
 		}
 		ok = ok && rep.OK()
 		reports = append(reports, rep)
 	}
+	p := a.printer()
 	if !c.Step {
 		if err := list(p, replayHead, reports, replayRow); err != nil {
 			return err
 		}
 	}
-	if !ok {
-		for _, r := range reports {
-			if d := r.First; d != nil {
-				a.say("%s differs at event %d (%s, %.3f s): %s", r.Dispatcher, d.Event, d.Type, d.AtS, d.What)
+	if ok {
+		return nil
+	}
+	for _, r := range reports {
+		if d := r.First; d != nil {
+			a.say("%s differs at event %d (%s, %.3f s): %s", r.Dispatcher, d.Event, d.Type, d.AtS, d.What)
+			if !c.Step && p.format != formatJSON && p.format != formatJSONL {
+				if err := printDifference(p, d); err != nil {
+					return err
+				}
 			}
 		}
-		return &codedError{exitNo, errSaid}
 	}
-	return nil
+	return &codedError{exitNo, errSaid}
+}
+
+func (c *Replay) breakAt() (journal.Break, error) {
+	if c.Break == "" {
+		return nil, nil
+	}
+	b, err := journal.ParseBreak(c.Break)
+	if err != nil {
+		return nil, coded(exitUsage, "--break: %w", err)
+	}
+	return b, nil
+}
+
+// replay verifies one journal, and prints its steps when asked to. A difference
+// is shown with the candidates that the replaying core saw.
+func (c *Replay) replay(a *app, j *journal.Journal, o journal.ReplayOptions) (*journal.Report, error) {
+	p := a.printer()
+	o.Explain = c.Step
+	n := 0
+	o.Pause = func() error {
+		if n++; n%1024 == 0 {
+			return a.ctx.Err()
+		}
+		return nil
+	}
+	if c.Step {
+		o.Step = func(s *journal.Step, effects []core.Effect) error {
+			return p.line(stepLine{j.Dispatcher, s.N, s.Now.Seconds(), journal.Name(s.Event), s.Event, journal.Decisions(effects), len(effects)})
+		}
+	}
+	rep, err := journal.Replay(j, o)
+	if err != nil && rep != nil {
+		return nil, err
+	}
+	if err != nil {
+		return &journal.Report{Dispatcher: j.Dispatcher, Start: j.Start, CoreHere: core.Version, Incomplete: err.Error(), TailMissing: !j.Ended}, nil
+	}
+	if rep.First != nil && !o.Explain {
+		o.Explain = true
+		if again, err := journal.Replay(j, o); err == nil && again.First != nil && again.First.Event == rep.First.Event {
+			rep.First = again.First
+		}
+	}
+	return rep, nil
 }
 
 func replayRow(r *journal.Report) []string {
@@ -226,7 +284,8 @@ func replayRow(r *journal.Report) []string {
 	if r.Core != r.CoreHere && r.Core != 0 {
 		note = fmt.Sprintf("recorded by core %d, replayed by core %d; %s", r.Core, r.CoreHere, note)
 	}
-	return []string{r.Dispatcher, r.Start, number(int(r.Events)), number(int(r.Decisions)), number(r.Differences), tail, dash(r.Program), dash(note)}
+	return []string{r.Dispatcher, r.Start, number(int(r.Events)), number(int(r.Decisions)), number(r.Differences), tail,
+		number(int(r.FromEvent)), number(r.Checkpoints), dash(r.Program), dash(note)}
 }
 
 // Record writes a bundle.
