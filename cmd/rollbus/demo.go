@@ -94,7 +94,7 @@ func (c *Demo) config(a *app) (demo.Config, error) {
 		cfg.Speed = min(max(1, last.Seconds()/c.Target), simengine.MaxTimeScale)
 	}
 	cfg.Local = local.Config{
-		Pool: "demo", Settings: settings, Journal: c.Journal, Dispatchers: c.Dispatchers, Version: programVersion(), Log: newLog(a.stderr, logging{LogLevel: "warn"}),
+		Pool: "demo", Settings: settings, Journal: c.Journal, SelfCheck: c.selfCheck(), Dispatchers: c.Dispatchers, Version: programVersion(), Log: newLog(a.stderr, logging{LogLevel: "warn"}),
 		Layout: subjects.Layout{Budget: 4 << 30},
 	}
 	for i := range c.Engines {

@@ -46,7 +46,7 @@ func (c *Dispatcher) Run(a *app) error {
 		Timings: dispatcher.DefaultTimings().Scale(c.TimingScale),
 	}.WithDefaults()
 	if c.Journal {
-		done, err := a.journal(&cfg, nc, log)
+		done, err := c.record(a, &cfg, nc, log)
 		if err != nil {
 			return err
 		}

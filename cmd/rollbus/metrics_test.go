@@ -161,7 +161,7 @@ func table(rows []metricRow) string {
 //	go test ./cmd/rollbus -run MetricsPage -update
 func TestTheMetricsPageIsWhatTheRegistriesSay(t *testing.T) {
 	nc := natstest.Server(t).Conn(t)
-	recorder, err := journal.NewWriter(journal.Options{Pool: "default", Core: core.Config{Dispatcher: "d1"},
+	recorder, err := journal.NewWriter(journal.Options{Pool: "default", Core: core.Config{Dispatcher: "d1"}, SelfCheck: &journal.SelfCheck{},
 		Publish: func(context.Context, string, []byte) error { return nil }})
 	if err != nil {
 		t.Fatal(err)

@@ -23,14 +23,23 @@ import (
 
 // journalFlag is whether dispatchers keep a journal.
 type journalFlag struct {
-	Journal bool `default:"true" negatable:"" help:"Record what dispatchers saw and decided, for replay and why."`
+	Journal   bool `default:"true" negatable:"" help:"Record what dispatchers saw and decided, for replay and why."`
+	SelfCheck bool `default:"true" negatable:"" help:"Replay samples of the own journal in the background, with at most 1 % of a CPU, and count differences."`
+}
+
+// selfCheck is nil when it is off.
+func (f journalFlag) selfCheck() *journal.SelfCheck {
+	if !f.SelfCheck {
+		return nil
+	}
+	return &journal.SelfCheck{}
 }
 
 // journalTail is how long a stop waits for the end of the journal.
 const journalTail = 3 * time.Second
 
-// journal makes a dispatcher's configuration record; done ends it after Run.
-func (a *app) journal(cfg *dispatcher.Config, nc *nats.Conn, log *slog.Logger) (done func(), err error) {
+// record makes a dispatcher's configuration record; done ends it after Run.
+func (f journalFlag) record(a *app, cfg *dispatcher.Config, nc *nats.Conn, log *slog.Logger) (done func(), err error) {
 	pool, err := a.pool()
 	if err != nil {
 		return nil, err
@@ -39,7 +48,7 @@ func (a *app) journal(cfg *dispatcher.Config, nc *nats.Conn, log *slog.Logger) (
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	w, err := journal.ForPool(js, pool, cfg.CoreConfig(), cfg.Version, log)
+	w, err := journal.ForPool(js, pool, cfg.CoreConfig(), cfg.Version, f.selfCheck(), log)
 	if err != nil {
 		return nil, err
 	}

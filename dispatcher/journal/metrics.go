@@ -6,6 +6,8 @@ import "github.com/prometheus/client_golang/prometheus"
 type meter struct {
 	events, bytes, lostEvents, lostBatches, refused prometheus.Counter
 	checkpoints, checkpointSeconds, skipped         prometheus.Counter
+	checkRuns, checkEvents, checkDecisions          prometheus.Counter
+	checkDifferences, checkSkipped, checkSeconds    prometheus.Counter
 	all                                             []prometheus.Collector
 }
 
@@ -24,6 +26,14 @@ func newMeter(w *Writer) *meter {
 	m.checkpoints = counter("checkpoints_total", "Checkpoints of the core's state written: a replay may start at each.")
 	m.checkpointSeconds = counter("checkpoint_seconds_total", "Time for which the core waited while checkpoints were taken.")
 	m.skipped = counter("checkpoints_skipped_total", "Checkpoints that were not written: the state is too large, or the queue full.")
+	if w.opt.SelfCheck != nil {
+		m.checkRuns = counter("selfcheck_runs_total", "Samples of the own journal that were replayed and compared.")
+		m.checkEvents = counter("selfcheck_events_total", "Steps of the core compared in them.")
+		m.checkDecisions = counter("selfcheck_decisions_total", "Decisions compared in them.")
+		m.checkDifferences = counter("selfcheck_differences_total", "Samples that came out otherwise: decisions depend on something that is not recorded.")
+		m.checkSkipped = counter("selfcheck_skipped_total", "Samples that were too large, or could not be read.")
+		m.checkSeconds = counter("selfcheck_seconds_total", "Time that replaying samples took, sleeps apart.")
+	}
 	m.all = append(m.all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "rollbus_dispatcher", Subsystem: "journal", Name: "queued_bytes",
 		Help: "Bytes of recorded steps that wait to be compressed and stored.",

@@ -11,11 +11,12 @@ import (
 )
 
 // ForPool starts a writer that stores on the pool's JOURNAL stream. cfg is the
-// dispatcher's core, as it is made. The stream may come later.
-func ForPool(js jetstream.JetStream, pool subjects.Pool, cfg core.Config, program string, log *slog.Logger) (*Writer, error) {
+// dispatcher's core, as it is made. The stream may come later. check replays samples of
+// it in the background, nil = off.
+func ForPool(js jetstream.JetStream, pool subjects.Pool, cfg core.Config, program string, check *SelfCheck, log *slog.Logger) (*Writer, error) {
 	subject := pool.JournalSubject(cfg.Dispatcher)
 	return NewWriter(Options{
-		Pool: pool.String(), Program: program, Core: cfg, Log: log,
+		Pool: pool.String(), Program: program, Core: cfg, SelfCheck: check, Log: log,
 		Publish: func(ctx context.Context, id string, frame []byte) error {
 			_, err := js.Publish(ctx, subject, frame, jetstream.WithMsgID(id), jetstream.WithExpectStream(pool.Journal()))
 			return err

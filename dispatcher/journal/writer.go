@@ -42,9 +42,8 @@ type Options struct {
 	CheckpointAge   time.Duration
 	CheckpointBytes int64
 
-	// Kept is called with every frame after it was stored, by the goroutine that
-	// publishes. nil = nobody.
-	Kept func(h *Header, frame []byte)
+	// SelfCheck replays samples of this journal in the background; nil = off.
+	SelfCheck *SelfCheck
 
 	Log *slog.Logger // nil = nowhere
 }
@@ -118,9 +117,10 @@ type Writer struct {
 	queued atomic.Int64 // bytes
 	broken atomic.Bool  // a batch was lost: the next one must refer to none before it
 
-	ctx  context.Context
-	stop context.CancelCauseFunc
-	done chan struct{}
+	check *checker // nil = off
+	ctx   context.Context
+	stop  context.CancelCauseFunc
+	done  chan struct{}
 }
 
 // NewWriter starts a writer. Close ends it.
@@ -139,6 +139,9 @@ func NewWriter(opt Options) (*Writer, error) {
 	w.enc.blocks = &w.blocks
 	w.cur.Reset = true
 	w.ctx, w.stop = context.WithCancelCause(context.Background())
+	if opt.SelfCheck != nil {
+		w.check = newChecker(w.ctx, *opt.SelfCheck, w.meter, opt.Log)
+	}
 	go w.run(z)
 	return w, nil
 }
@@ -260,10 +263,15 @@ func (w *Writer) Close(ctx context.Context) error {
 		w.stop(context.Cause(ctx))
 		<-w.done
 	}
+	defer func() {
+		w.stop(nil)
+		if w.check != nil {
+			<-w.check.done
+		}
+	}()
 	if n := w.queued.Load(); n > 0 {
 		return fmt.Errorf("journal: %d bytes could not be stored before the end: %w", n, context.Cause(w.ctx))
 	}
-	w.stop(nil)
 	return nil
 }
 
@@ -326,8 +334,8 @@ func (w *Writer) publish(h Header, payload []byte) bool {
 			return false
 		}
 		w.meter.bytes.Add(float64(len(frame)))
-		if w.opt.Kept != nil {
-			w.opt.Kept(&h, frame)
+		if w.check != nil {
+			w.check.keep(&h, frame)
 		}
 	}
 	return true

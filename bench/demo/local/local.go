@@ -33,6 +33,8 @@ type Config struct {
 	AgentTimings      workeragent.Timings // zero fields take the default
 
 	Journal bool // dispatchers record what they saw and decided
+	// SelfCheck has each dispatcher replay samples of its journal; nil = off.
+	SelfCheck *journal.SelfCheck
 
 	Version string
 	Log     *slog.Logger // nil = nowhere
@@ -164,7 +166,7 @@ func (p *Pool) startDispatchers(run context.Context) error {
 			Timings: p.cfg.DispatcherTimings, Log: p.cfg.Log,
 		}.WithDefaults()
 		if p.cfg.Journal {
-			w, err := journal.ForPool(p.Store.JS(), p.Name, cfg.CoreConfig(), p.cfg.Version, p.cfg.Log)
+			w, err := journal.ForPool(p.Store.JS(), p.Name, cfg.CoreConfig(), p.cfg.Version, p.cfg.SelfCheck, p.cfg.Log)
 			if err != nil {
 				return err
 			}
