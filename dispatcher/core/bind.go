@@ -35,9 +35,14 @@ func (c *Core) bindTo(it *item, e *engine, again bool) {
 		MaxAttempts: f.MaxAttempts, AttemptTimeoutMS: f.AttemptTimeoutMS,
 		Rank: f.Rank, PredictedCached: it.predict,
 	}
+	c.nameKey(it, e)
 	ttl := left + reservationGrace
 	if it.ttl > 0 {
 		it.held.State, ttl = subjects.StateExternal, it.ttl
+	}
+	if it.seed {
+		c.emit(c.seedBind(it, ttl))
+		return
 	}
 	c.emit(Bind{Handle: it.h, Expected: it.expected, TTL: ttl, Held: it.held})
 }
@@ -52,6 +57,7 @@ func (c *Core) bindAnswer(a BindAnswer) {
 		return
 	}
 	e := c.engine(a.Engine)
+	c.landed(it, a)
 	switch a.Answer {
 	case OK:
 		c.stood()
@@ -75,13 +81,13 @@ func (c *Core) bindAnswer(a BindAnswer) {
 		if a.Actual > it.expected {
 			c.refused()
 		}
-		if c.conflict(it, e, a) {
+		if !a.Seed && c.conflict(it, e, a) {
 			return // it stays in front of its engine until the view is there
 		}
 	case Busy:
 		c.refused()
 		it.busy++
-		if it.busy == 1 && e.seq == it.expected && c.deciding() {
+		if it.busy == 1 && !it.seed && e.seq == it.expected && c.deciding() {
 			c.freeEngineKeeping(e, it)
 			c.bindTo(it, e, true) // once more with the same expectation; then decide again
 			return

@@ -48,6 +48,7 @@ func (c *Core) putCache(ev Cache) {
 		Parent: ev.Parent, HasParent: ev.HasParent,
 	})
 	c.verdict(e, v)
+	c.cacheMoved(ev)
 	if v.Did == prefix.Lost {
 		c.refresh(e)
 	}
@@ -67,6 +68,7 @@ func (c *Core) putSnapshot(s Snapshot) {
 		}
 	case "end":
 		c.verdict(e, c.index.End(c.now, s.Engine, s.Epoch))
+		c.cacheKnown(s.Engine)
 	case "failed":
 		// Not at once: an agent that is not there answers so immediately.
 		if v := c.index.Failed(s.Engine, s.Epoch); v.Resync {

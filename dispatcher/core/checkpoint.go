@@ -65,6 +65,8 @@ type Checkpoint struct {
 	Hand   []ItemState  // by handle
 	Queues []QueueState // in the order in which they are served
 	Idle   int
+
+	Owners OwnersState
 }
 
 // ServerClock is the estimate of the NATS server's clock.
@@ -217,6 +219,10 @@ type ItemState struct {
 	Held      subjects.Held
 	Result    PublishResult
 	Named     bool // it stands for its rollout
+	Seed      bool
+	Sown      subjects.Seed
+	SeedAt    uint64
+	Kept      bool
 }
 
 // QueueState is one durable consumer.

@@ -73,6 +73,9 @@ func Restore(cfg Config, p *Checkpoint) (*Core, error) {
 	if err := c.restoreQueues(p); err != nil {
 		return bad("%w", err)
 	}
+	if err := c.restoreOwners(&p.Owners); err != nil {
+		return bad("%w", err)
+	}
 	c.reindex()
 	c.dirty, c.out = p.Dirty, nil
 	return c, nil
@@ -97,6 +100,7 @@ func (c *Core) restoreItem(s *ItemState) error {
 		lane: s.Lane, at: s.At, ttl: s.TTL, bind: s.Bind, tokens: s.Tokens,
 		engine: s.Engine, expected: s.Expected, busy: s.Busy, reason: s.Reason, policy: s.Policy, predict: s.Predict,
 		holdUntil: s.HoldUntil, waitSeq: s.WaitSeq, waitUntil: s.WaitUntil, askAt: s.AskAt, held: s.Held, result: s.Result,
+		seed: s.Seed, sown: s.Sown, seedAt: s.SeedAt, kept: s.Kept,
 	}
 	st := slices.Index(itemStageNames[:], s.Stage)
 	if c.hand[it.h] != nil || st < 0 || it.lane < 0 || it.lane >= laneCount {

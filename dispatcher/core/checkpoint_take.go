@@ -10,7 +10,7 @@ import (
 // without one that is too large.
 func (c *Core) CheckpointBytes() int64 {
 	return c.index.StateBytes() + int64(len(c.answered.ring))*16 + int64(len(c.retired.order))*64 +
-		int64(len(c.held)+len(c.hand))*300 + int64(len(c.engines))*600
+		int64(len(c.held)+len(c.hand)+2*len(c.keys))*300 + int64(len(c.engines))*600
 }
 
 // Checkpoint takes the core's state. It shares memory with the core: it is
@@ -64,6 +64,7 @@ func (c *Core) Checkpoint() *Checkpoint {
 		q := c.queues[k]
 		p.Queues = append(p.Queues, QueueState{q.Queue, q.backlog, q.seen, q.pulling, q.next, q.misfits})
 	}
+	p.Owners = c.ownerBook.state()
 	return p
 }
 
@@ -99,6 +100,7 @@ func (c *Core) itemState(it *item) ItemState {
 		Engine: it.engine, Expected: it.expected, Busy: it.busy, Reason: it.reason, Policy: it.policy, Predict: it.predict,
 		HoldUntil: it.holdUntil, WaitSeq: it.waitSeq, WaitUntil: it.waitUntil, AskAt: it.askAt,
 		Held: it.held, Result: it.result, Named: c.byKey[it.key()] == it,
+		Seed: it.seed, Sown: it.sown, SeedAt: it.seedAt, Kept: it.kept,
 	}
 }
 

@@ -34,10 +34,11 @@ func byName(of ...any) map[string]reflect.Type {
 var eventTypes = byName(Tick{}, ServerTime{}, Contact{}, ViewSwap{}, ReservationPut{}, ReservationGone{},
 	Answered{}, EnginePut{}, EngineGone{}, DispatcherPut{}, DispatcherGone{}, CancelPut{}, PoolPut{}, Jobs{},
 	Fetched{}, Acquire{}, FetchDone{}, BindAnswer{}, LeaderAnswer{}, RetryAnswer{}, DeleteAnswer{}, ResultAnswer{},
-	DeadAnswer{}, Load{}, Cache{}, Snapshot{}, Stop{})
+	DeadAnswer{}, Load{}, Cache{}, Snapshot{}, Stop{}, SeedPut{}, SeedGone{}, OwnerPut{}, OwnersGone{}, SeedAnswer{}, OwnersAnswer{})
 
 var effectTypes = byName(EnsureConsumer{}, Fetch{}, Bind{}, GetFromLeader{}, Retry{}, DeleteKey{},
-	PublishResult{}, PublishDead{}, Ack{}, NakDelay{}, Granted{}, Refused{}, AskSnapshot{}, Rebuild{}, Decision{}, Count{})
+	PublishResult{}, PublishDead{}, Ack{}, NakDelay{}, Granted{}, Refused{}, AskSnapshot{}, Rebuild{}, Decision{}, Count{},
+	SeedBind{}, WriteSeed{}, WriteOwners{}, Transition{})
 
 func encode(v any, now time.Duration) ([]byte, error) {
 	b, err := json.Marshal(v)

@@ -76,6 +76,8 @@ type Core struct {
 	freezeFor []string      // engines whose renewal lifts the freeze
 	swept     time.Duration
 
+	ownerBook
+
 	dirty  bool // something changed that may let work be placed or fetched
 	stages [stageCount]int
 	// Binds in flight at once, in parts of bindUnit; 0 = no limit (crowd.go).
@@ -100,7 +102,7 @@ func New(cfg Config) *Core {
 		answered: newAnsweredSet(cfg.MaxAnswered), retired: newRetiredLog(cfg.MaxAnswered),
 		lengths: policy.NewLengths(), sticky: policy.NewSticky(), index: prefix.New(prefix.Options{MaxBytes: cfg.MaxIndexBytes}),
 		jobs: map[string]*job{}, hand: map[Handle]*item{}, byKey: map[string]*item{},
-		queues: map[Queue]*queue{},
+		queues: map[Queue]*queue{}, ownerBook: newOwnerBook(),
 	}
 	c.contact = contactClock{last: -1, gap: c.t.ContactFresh}
 	c.live = []string{cfg.Dispatcher}
@@ -141,9 +143,11 @@ func (c *Core) take(ev Event) {
 		c.swap(e)
 	case ReservationPut:
 		c.server.observe(e.Stored, c.now)
+		c.passedBy(e.Revision)
 		c.putReservation(e)
 	case ReservationGone:
 		c.server.observe(e.Stored, c.now)
+		c.passedBy(e.Revision)
 		c.gone(e)
 	case Answered:
 		c.server.observe(e.Stored, c.now)
@@ -188,6 +192,20 @@ func (c *Core) take(ev Event) {
 		c.putCache(e)
 	case Snapshot:
 		c.putSnapshot(e)
+	case SeedPut:
+		c.passedBy(e.Revision)
+		c.putSeed(e, false)
+	case SeedGone:
+		c.passedBy(e.Revision)
+		c.goneSeed(e, false)
+	case OwnerPut:
+		c.putOwners(e)
+	case OwnersGone:
+		c.goneOwners(e)
+	case SeedAnswer:
+		c.seedAnswer(e)
+	case OwnersAnswer:
+		c.ownersAnswer(e)
 	case Stop:
 		c.stop()
 	}
@@ -210,6 +228,7 @@ func (c *Core) tick() {
 	c.swept = c.now
 	c.sweepHand()
 	c.sweepHeld()
+	c.sweepKeys()
 	c.sweepJobs(dt)
 	c.retired.expire(int64(c.now - c.t.RetiredKeep))
 }
@@ -274,6 +293,7 @@ func (c *Core) contacted(e Contact) {
 	for _, v := range views {
 		c.proof[v] = c.now
 	}
+	c.proof[ViewOwners] = c.now
 }
 
 func (c *Core) putPool(e PoolPut) {

@@ -34,6 +34,48 @@ type Bind struct {
 	TTL      time.Duration `json:"ttl"`
 }
 
+// SeedBind is a Bind that adds an owner to a key: seed and reservation in one
+// atomic batch, each under its own guard. The shell does not publish it when it
+// has waited for longer than a second since the step: what it was chosen on may
+// have changed. Answered by BindAnswer.
+type SeedBind struct {
+	Handle   Handle        `json:"handle"`
+	Held     subjects.Held `json:"held"`
+	Expected uint64        `json:"expected"` // last sequence seen under the engine
+	TTL      time.Duration `json:"ttl"`      // of both
+	Seed     subjects.Seed `json:"seed"`
+	SeedAt   uint64        `json:"seed_at"` // last sequence seen at the seed's key
+}
+
+// WriteSeed ends a seed at exactly its revision: by its cooldown, or by giving
+// it back. Answered by SeedAnswer.
+type WriteSeed struct {
+	Seed     subjects.Seed `json:"seed"`
+	Revision uint64        `json:"revision"`
+	GiveBack bool          `json:"give_back,omitempty"` // delete it
+	TTL      time.Duration `json:"ttl,omitempty"`       // of the cooldown
+}
+
+// WriteOwners replaces an entry of the owner map at exactly its revision, 0 =
+// there is none; no owners = delete it. Answered by OwnersAnswer.
+type WriteOwners struct {
+	subjects.Ownership
+	Revision uint64        `json:"revision"`
+	TTL      time.Duration `json:"ttl"`
+}
+
+// Transition is a change of owners or seeds that this dispatcher has made: for
+// consoles. What: seeded, proved, cooldown, given_back, over_ceiling, first,
+// struck, refreshed.
+type Transition struct {
+	Key     string `json:"key"`
+	What    string `json:"what"`
+	Engine  string `json:"engine,omitempty"`
+	Rollout string `json:"rollout,omitempty"`
+	Why     string `json:"why,omitempty"` // a seed was given back
+	Owners  int    `json:"owners"`        // of the key now
+}
+
 // GetFromLeader reads a key and the register from the leader: a direct get may
 // be stale. Answered by LeaderAnswer.
 type GetFromLeader struct {
@@ -147,6 +189,9 @@ type Decision struct {
 	Shadow     string         `json:"shadow,omitempty"` // what the policy would have chosen
 	ShadowWhy  string         `json:"shadow_why,omitempty"`
 	Tokens     int            `json:"tokens"` // to be reserved
+	OwnerKey   string         `json:"owner_key,omitempty"`
+	Seed       bool           `json:"seed,omitempty"`     // bound only together with a seed of its key
+	NoSpill    string         `json:"no_spill,omitempty"` // why pressured owners made no seed
 	Candidates []Considered   `json:"candidates,omitempty"`
 	Filtered   map[string]int `json:"filtered,omitempty"` // engines by filter
 	WaitFor    string         `json:"wait_for,omitempty"` // engine with its prefix that it waits for; in mode shadow: would have
@@ -195,3 +240,7 @@ func (AskSnapshot) effect()    {}
 func (Rebuild) effect()        {}
 func (Decision) effect()       {}
 func (Count) effect()          {}
+func (SeedBind) effect()       {}
+func (WriteSeed) effect()      {}
+func (WriteOwners) effect()    {}
+func (Transition) effect()     {}

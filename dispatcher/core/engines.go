@@ -86,6 +86,7 @@ func (c *Core) putEngine(p EnginePut) {
 	if e.known && fresh {
 		e.past = append(e.past[max(0, len(e.past)-maxPast+1):len(e.past):len(e.past)], e.reg.Epoch)
 	}
+	moved := fresh || !sameVersion(e.reg.WeightVersion, p.WeightVersion)
 	age := min(c.server.since(p.Stored, c.now), c.t.Lost)
 	e.reg, e.known, e.gone, e.revision = p.Engine, true, false, p.Revision
 	e.renewed = c.contact.total - age
@@ -96,6 +97,9 @@ func (c *Core) putEngine(p EnginePut) {
 	}
 	c.judge(e)
 	c.know(e)
+	if moved {
+		c.engineMoved(e.name)
+	}
 	if c.frozen != 0 && slices.Contains(c.freezeFor, e.name) && e.health == policy.Ready {
 		c.frozen, c.freezeFor = 0, nil
 	}
@@ -262,7 +266,7 @@ func (c *Core) refresh(e *engine) {
 		ReservedRequests: e.sum.Requests, ReservedTokens: e.sum.Tokens, ReservedPromptTokens: e.sum.PromptTokens,
 		LastPicked: e.picked, Awaited: e.awaited, PreemptionBlockUntil: e.view.preempted, KVBlocked: e.view.kvBlocked,
 		Observed:   e.observed(),
-		MatchKnown: c.index.Trusted(e.name), MatchApproximate: e.reg.Events == eventsApproximate,
+		MatchKnown: c.index.Trusted(e.name), MatchApproximate: e.reg.Events == eventsApproximate, Provable: c.provable(e),
 	}
 	cand.ProfileDecodeTokS, cand.ProfilePrefillTokS = c.policy.Profile(e.profile())
 	if e.reg.MaxModelLen != nil {

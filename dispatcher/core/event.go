@@ -30,6 +30,7 @@ const (
 	ViewDispatchers  ViewKind = "dispatchers"
 	ViewCancels      ViewKind = "cancels"
 	ViewPools        ViewKind = "pools"
+	ViewOwners       ViewKind = "owners"
 )
 
 // Queue is one durable consumer: a lane of a job on ROLLOUTS, or a job on RETRY.
@@ -68,6 +69,9 @@ type ViewSwap struct {
 	Dispatchers  []DispatcherPut   `json:"dispatchers,omitempty"`
 	Cancels      []CancelPut       `json:"cancels,omitempty"`
 	Pool         *PoolPut          `json:"pool,omitempty"`
+	Seeds        []SeedPut         `json:"seeds,omitempty"` // beside Reservations
+	SeedsGone    []SeedGone        `json:"seeds_gone,omitempty"`
+	Owners       []OwnerPut        `json:"owners,omitempty"`
 }
 
 // ReservationPut is a reservation as stored.
@@ -205,6 +209,7 @@ type BindAnswer struct {
 	Seq    uint64 `json:"seq,omitempty"`    // OK, Duplicate
 	Actual uint64 `json:"actual,omitempty"` // Conflict
 	Stored int64  `json:"stored,omitempty"` // server time estimate of the shell at the ack, unix ns
+	Seed   bool   `json:"seed,omitempty"`   // Conflict of a SeedBind: it is the seed's key that moved
 }
 
 // LeaderAnswer answers GetFromLeader.
@@ -286,6 +291,54 @@ type Snapshot struct {
 	Blocks []uint64 `json:"blocks,omitempty"`
 }
 
+// SeedPut is a seed or its cooldown as stored, of the same stream as
+// reservations and in its order.
+type SeedPut struct {
+	subjects.Seed
+	Revision uint64 `json:"revision"`
+	Stored   int64  `json:"stored"` // server time, unix ns
+	TTLMS    int64  `json:"ttl_ms,omitempty"`
+}
+
+// SeedGone is the marker of a seed that was given back.
+type SeedGone struct {
+	Key      string `json:"key"`
+	Revision uint64 `json:"revision"`
+	Stored   int64  `json:"stored"`
+	TTLMS    int64  `json:"ttl_ms,omitempty"`
+}
+
+// OwnerPut is an entry of the owner map.
+type OwnerPut struct {
+	subjects.Ownership
+	Revision uint64 `json:"revision"`
+	Stored   int64  `json:"stored"`
+	TTLMS    int64  `json:"ttl_ms,omitempty"`
+}
+
+// OwnersGone is a deleted entry of the owner map.
+type OwnersGone struct {
+	Key      string `json:"key"`
+	Revision uint64 `json:"revision"`
+}
+
+// SeedAnswer answers WriteSeed.
+type SeedAnswer struct {
+	Key      string `json:"key"`
+	Revision uint64 `json:"revision"` // that was expected
+	Answer   Answer `json:"answer"`   // Superseded, Gone: somebody else has ended it
+	Seq      uint64 `json:"seq,omitempty"`
+}
+
+// OwnersAnswer answers WriteOwners.
+type OwnersAnswer struct {
+	Key      string `json:"key"`
+	Revision uint64 `json:"revision"` // that was expected
+	Answer   Answer `json:"answer"`
+	Seq      uint64 `json:"seq,omitempty"`
+	Actual   uint64 `json:"actual,omitempty"` // Conflict
+}
+
 // Stop gives back what is in hand; the core fetches and binds no more.
 type Stop struct{}
 
@@ -316,6 +369,12 @@ func (Load) event()            {}
 func (Cache) event()           {}
 func (Snapshot) event()        {}
 func (Stop) event()            {}
+func (SeedPut) event()         {}
+func (SeedGone) event()        {}
+func (OwnerPut) event()        {}
+func (OwnersGone) event()      {}
+func (SeedAnswer) event()      {}
+func (OwnersAnswer) event()    {}
 
 // Timings are all durations of the core in one place, so that tests scale them.
 type Timings struct {

@@ -12,11 +12,15 @@ var KeptTypes = []struct {
 	Held, Derived string
 }{
 	{Core{},
-		"now stepped server contact proof ready stopped settings revision engines others live cancels held answered retired lengths sticky index tags picks frozen freezeFor swept dirty atOnce jobs hand byKey queues idle",
+		"now stepped server contact proof ready stopped settings revision engines others live cancels held answered retired lengths sticky index tags picks frozen freezeFor swept dirty atOnce jobs hand byKey queues idle ownerBook",
 		"cfg t out policy decider names cands hits rec stages order lagging"},
 	{engine{}, "name tag askAt reg revision known gone external renewed health past seq held sum binding assigned awaited picked view decode prefill", "at"},
 	{held{}, "ReservationPut counted ended unseen cause since acting next", ""},
-	{item{}, "h queue facts seq stored lane at stage ttl bind tokens engine expected busy reason policy predict holdUntil waitSeq waitUntil askAt held result", ""},
+	{item{}, "h queue facts seq stored lane at stage ttl bind tokens engine expected busy reason policy predict holdUntil waitSeq waitUntil askAt held result seed sown seedAt kept", "owner anchor keyedBy"},
+	{ownerBook{}, "keys attended seen keysSwept kept", "seeded targets flying ownedBy anchors swapping keeping"},
+	{ownerKey{}, "name entry marker seed flight awaitSeq awaitUntil struck first refresh acting actingAt writing writingWhy givingBack since waiting next", "held"},
+	{seedEntry{}, "SeedPut gone unseen retired proof why", ""},
+	{strike{}, "engine epoch", ""},
 	{job{}, "name reserved count used waiting", "waits"},
 	{queue{}, "Queue backlog seen pulling next misfits", ""},
 	{loadView{}, "load until usable why newer fuser kvBlocked preempted preemptSum counted", "fused"},

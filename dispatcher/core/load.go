@@ -123,6 +123,7 @@ func (c *Core) record(it *item, chosen int) {
 	d := Decision{
 		Rollout: it.key(), Bind: it.bind, Policy: c.rec.Policy, Mode: c.rec.Mode,
 		Reason: string(c.rec.Reason), Basis: string(c.rec.Basis), Tokens: it.tokens,
+		OwnerKey: c.keyOf(it), Seed: c.rec.Seed, NoSpill: string(c.rec.NoSpill),
 	}
 	if chosen >= 0 {
 		d.Engine = c.names[chosen]

@@ -42,7 +42,16 @@ type item struct {
 	waitUntil time.Duration // or at this time
 	askAt     time.Duration // the leader is asked again then
 	held      subjects.Held // as last written by its bind
-	result    PublishResult // of a burying or answering item
+
+	owner   string // its owner key and anchor, under the settings of revision keyedBy - 1
+	anchor  uint64
+	keyedBy uint64
+	seed    bool          // decided to be a seed
+	sown    subjects.Seed // of its SeedBind
+	seedAt  uint64
+	kept    bool // it has waited for the owners of its key
+
+	result PublishResult // of a burying or answering item
 }
 
 type itemStage uint8
@@ -98,7 +107,7 @@ func (c *Core) leftNow(it *item) time.Duration {
 // waiting is how many messages in hand have no place yet. Those that wait for one
 // engine by choice take nobody else's place.
 func (c *Core) waiting() int {
-	return c.stages[itemWaiting] + c.stages[itemAssigned] + c.stages[itemChecking]
+	return c.stages[itemWaiting] + c.stages[itemAssigned] + c.stages[itemChecking] - min(c.kept, maxKept)
 }
 
 func (c *Core) fetched(f Fetched) {
@@ -343,6 +352,7 @@ func (c *Core) place() {
 	c.dirty = false
 	c.endHolds()
 	misses := 0
+	clear(c.keeping)
 	var again []*item
 	for misses < maxMisses && c.bindRoom() && c.room() {
 		it := c.nextWaiting()
@@ -353,11 +363,15 @@ func (c *Core) place() {
 			break
 		}
 		c.leave(it)
-		if c.try(it) == missed {
+		switch c.try(it) {
+		case missed:
 			misses++
+			again = append(again, it)
+		case kept:
 			again = append(again, it)
 		}
 	}
+	c.kept = len(again) - misses
 	for _, it := range again {
 		c.set(it, itemWaiting)
 		c.job(it.facts.Job).put(it)
@@ -425,9 +439,13 @@ type tried uint8
 const (
 	placed tried = iota // bound, assigned, held for an engine, answered or given back
 	missed              // nothing can take it now
+	kept                // its key's owners cannot take it now; others' may
 )
 
 func (c *Core) try(it *item) tried {
+	if c.keepsWaiting(it) {
+		return kept
+	}
 	chosen := c.decide(it)
 	if chosen < 0 {
 		return c.unplaced(it)
@@ -439,6 +457,8 @@ func (c *Core) try(it *item) tried {
 	switch {
 	case e.binding == nil:
 		c.bindTo(it, e, false)
+	case it.seed:
+		return missed // decided again when the engine is free for it
 	case len(e.assigned) < maxAssigned:
 		it.engine = e.name
 		c.set(it, itemAssigned)
@@ -468,13 +488,16 @@ func (c *Core) decide(it *item) int {
 	c.match(f)
 	c.open(it)
 	undo := c.mark(f)
+	unmark := c.markOwners(it, &in)
 	unlean := c.lean(it, in.Request.Affinity)
 	at := c.decider.Decide(&in, &c.rec)
+	it.seed = c.rec.Seed
 	it.predict = nil
 	if at >= 0 {
 		it.predict = c.predicted(at)
 	}
 	unlean()
+	unmark()
 	undo()
 	c.shut(it)
 	c.unmatch()
@@ -499,6 +522,8 @@ func (c *Core) unplaced(it *item) tried {
 		c.record(it, -1)
 		c.nak(it, c.t.NakMax)
 		return placed
+	case c.rec.Outcome == policy.OutcomeNoneAdmissible && it.owner != "" && c.rec.Admissible > 0:
+		return c.keep(it)
 	}
 	return missed
 }

@@ -100,6 +100,9 @@ func (c *Core) due(h *held) time.Duration {
 // act starts ending a reservation: the next place is written first, the key is
 // deleted only after that was answered.
 func (c *Core) act(h *held) {
+	if c.giveBackFirst(h) {
+		return
+	}
 	switch h.cause {
 	case causeAnswered:
 		c.release(h, subjects.OutcomeSuperseded)

@@ -79,6 +79,8 @@ func (c *Core) swap(v ViewSwap) {
 		if v.Pool != nil {
 			c.putPool(*v.Pool)
 		}
+	case ViewOwners:
+		c.swapOwners(v)
 	}
 }
 
@@ -102,7 +104,8 @@ func (c *Core) swapEngines(v ViewSwap) {
 // swapReservations replaces the view. Our own binds may be ahead of it: those
 // that no follower has delivered yet are kept.
 func (c *Core) swapReservations(v ViewSwap) {
-	var newest uint64
+	c.swapping = true // nothing follows from what is absent until all is there
+	newest := newestSeed(v)
 	fresh := make(map[string]uint64, len(v.Reservations)) // subject -> revision
 	for _, r := range v.Reservations {
 		newest = max(newest, r.Revision)
@@ -132,9 +135,12 @@ func (c *Core) swapReservations(v ViewSwap) {
 	for _, r := range v.Reservations {
 		c.follow(r)
 	}
+	c.swapSeeds(v, newest)
 	for _, g := range v.Gone {
 		c.followGone(g)
 	}
+	c.swapping = false
+	c.attendSeeds()
 	c.caughtUpAll()
 }
 
@@ -174,6 +180,7 @@ func (c *Core) learn(r ReservationPut) {
 	e.held[key] = h
 	e.countIn(h)
 	c.held[key] = append(c.held[key], h)
+	c.keyed(h)
 	c.refresh(e)
 	c.job(r.Job).add(h)
 	if c.answered.contains(key) {
@@ -197,6 +204,7 @@ func (c *Core) remove(h *held) {
 		c.held[key] = hs
 	}
 	c.job(h.Job).remove(h)
+	c.unkeyed(h)
 	c.refresh(e)
 }
 
@@ -216,7 +224,12 @@ func (c *Core) followGone(g ReservationGone) {
 func (c *Core) unlearn(g ReservationGone) {
 	e := c.engine(g.Engine)
 	key := subjects.RolloutKey(g.Job, g.ID)
-	if h := e.held[key]; h != nil && h.Revision < g.Revision {
+	h := e.held[key]
+	if h != nil && h.Revision >= g.Revision {
+		h = nil
+	}
+	c.released(h, g)
+	if h != nil {
 		c.remove(h)
 	}
 	fresh := c.retired.add(key, g.Bind, g.Outcome == subjects.OutcomeRequeued, int64(c.now))

@@ -22,6 +22,8 @@ var eventTypes = []reflect.Type{
 	reflect.TypeFor[core.LeaderAnswer](), reflect.TypeFor[core.RetryAnswer](), reflect.TypeFor[core.DeleteAnswer](),
 	reflect.TypeFor[core.ResultAnswer](), reflect.TypeFor[core.DeadAnswer](), reflect.TypeFor[core.Load](),
 	reflect.TypeFor[core.Cache](), reflect.TypeFor[core.Snapshot](), reflect.TypeFor[core.Stop](),
+	reflect.TypeFor[core.SeedPut](), reflect.TypeFor[core.SeedGone](), reflect.TypeFor[core.OwnerPut](),
+	reflect.TypeFor[core.OwnersGone](), reflect.TypeFor[core.SeedAnswer](), reflect.TypeFor[core.OwnersAnswer](),
 }
 
 var (
@@ -123,7 +125,8 @@ func init() {
 	planOf(checkpointType)
 	for _, v := range []core.Effect{core.EnsureConsumer{}, core.Fetch{}, core.Bind{}, core.GetFromLeader{}, core.Retry{},
 		core.DeleteKey{}, core.PublishResult{}, core.PublishDead{}, core.Ack{}, core.NakDelay{}, core.Granted{}, core.Refused{},
-		core.AskSnapshot{}, core.Rebuild{}, core.Decision{}, core.Count{}} {
+		core.AskSnapshot{}, core.Rebuild{}, core.Decision{}, core.Count{},
+		core.SeedBind{}, core.WriteSeed{}, core.WriteOwners{}, core.Transition{}} {
 		planOf(reflect.TypeOf(v))
 	}
 }
