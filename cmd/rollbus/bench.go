@@ -5,5 +5,6 @@ type Bench struct {
 	Decide      BenchDecide `cmd:"" help:"One placement: hash, match, score, pick, record."`
 	Index       BenchIndex  `cmd:"" help:"The block index: inserts, lookups, memory."`
 	CacheIngest BenchIngest `cmd:"" name:"cache-ingest" help:"An agent's work on cache events."`
+	Poll        BenchPoll   `cmd:"" name:"poll-overhead" help:"What an agent's looks at an engine's load cost the engine."`
 	Bus         BenchBus    `cmd:"" help:"The bus beside a bare chain of the same JetStream operations."`
 }
