@@ -148,6 +148,9 @@ func add(r *policy.Reserved, h *held, sign int) {
 	r.Requests += sign
 	r.Tokens += int64(sign * h.Tokens)
 	r.PromptTokens += int64(sign * h.PromptTokens)
+	if h.PredictedCached != nil {
+		r.CachedTokens += int64(sign * min(*h.PredictedCached, h.PromptTokens))
+	}
 }
 
 func (c *Core) engineGone(g EngineGone) {
@@ -264,7 +267,8 @@ func (c *Core) refresh(e *engine) {
 		Model: e.reg.Model, LoRAs: e.reg.LoRAs, WeightVersion: e.reg.WeightVersion, Ranks: e.reg.Ranks,
 		Slots: e.reg.Slots, Window: e.reg.Slots + c.settings.PrefetchSlots(),
 		ReservedRequests: e.sum.Requests, ReservedTokens: e.sum.Tokens, ReservedPromptTokens: e.sum.PromptTokens,
-		LastPicked: e.picked, Awaited: e.awaited, PreemptionBlockUntil: e.view.preempted, KVBlocked: e.view.kvBlocked,
+		ReservedCachedTokens: e.sum.CachedTokens,
+		LastPicked:           e.picked, Awaited: e.awaited, PreemptionBlockUntil: e.view.preempted, KVBlocked: e.view.kvBlocked,
 		Observed:   e.observed(),
 		MatchKnown: c.index.Trusted(e.name), MatchApproximate: e.reg.Events == eventsApproximate, Provable: c.provable(e),
 	}
@@ -276,10 +280,10 @@ func (c *Core) refresh(e *engine) {
 		cand.CapacityTokens = *e.reg.CapacityTokens
 	}
 	if e.binding != nil {
-		countTo(cand, e.binding, 1)
+		e.binding.countOn(cand)
 	}
 	for _, it := range e.assigned {
-		countTo(cand, it, 1)
+		it.countOn(cand)
 	}
 	c.dirty = true
 }
@@ -311,6 +315,19 @@ func countTo(cand *policy.Candidate, it *item, n int) {
 		if o.UsedTokens >= 0 {
 			o.UsedTokens += tokens
 		}
+	}
+}
+
+// countOn counts the item itself, with the prefix that it was placed for.
+func (it *item) countOn(cand *policy.Candidate) {
+	countTo(cand, it, 1)
+	if it.predict == nil {
+		return
+	}
+	cached := int64(min(*it.predict, it.facts.PromptTokens))
+	cand.ReservedCachedTokens += cached
+	if o := cand.Observed; o != nil {
+		o.NewerCachedTokens += cached
 	}
 }
 

@@ -47,7 +47,7 @@ func (c *Core) putLoad(l Load) {
 	if v.why == policy.WhyUsable {
 		v.fuser.Sample(c.now, &v.usable, policy.Reserved{
 			Requests: e.sum.Requests - v.newer.Requests, Tokens: e.sum.Tokens - v.newer.Tokens,
-			PromptTokens: e.sum.PromptTokens - v.newer.PromptTokens,
+			PromptTokens: e.sum.PromptTokens - v.newer.PromptTokens, CachedTokens: e.sum.CachedTokens - v.newer.CachedTokens,
 		})
 		decode, prefill := v.fuser.Rates()
 		e.decode, e.prefill = cmp.Or(decode, e.decode), cmp.Or(prefill, e.prefill)

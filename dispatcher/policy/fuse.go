@@ -29,6 +29,7 @@ type Reserved struct {
 	Requests     int
 	Tokens       int64 // prompt + expected output
 	PromptTokens int64
+	CachedTokens int64 // of the prompts, expected to be found in the cache when they were placed
 }
 
 // Sample takes one usable report, at the time it came, and what was reserved
@@ -65,7 +66,7 @@ func (f *Fuser) Fuse(o *Observed, all, newer Reserved) {
 	if f.hasRequests && f.requests > 0 {
 		o.ExternalRequests = int(f.requests + 0.5)
 	}
-	o.NewerRequests, o.NewerTokens, o.NewerPrefillTokens = newer.Requests, newer.Tokens, newer.PromptTokens
+	o.NewerRequests, o.NewerTokens, o.NewerPrefillTokens, o.NewerCachedTokens = newer.Requests, newer.Tokens, newer.PromptTokens, newer.CachedTokens
 	o.DecodeTokS, o.PrefillTokS = f.rates.decode, f.rates.prefill
 }
 
@@ -83,7 +84,12 @@ const (
 )
 
 func (r *rates) learn(o *Observed) {
-	busy := o.Waiting > 0 || o.MaxRunning > 0 && 2*o.Running >= o.MaxRunning
+	busy := o.Waiting > 0
+	if o.MaxRunning > 0 {
+		// A few that wait for the step in flight say nothing: a batch of two would
+		// be taken for all that the engine can do, and each request there for slow.
+		busy = 2*o.Running >= o.MaxRunning || o.Waiting > 0 && 2*o.KVUsageWorst >= 1
+	}
 	r.decode = peak(r.decode, o.DecodeTokS, busy)
 	r.prefill = peak(r.prefill, o.PrefillTokS, busy)
 }

@@ -54,11 +54,12 @@ func (r *round) times(c *Candidate) (t times) {
 		// What is reserved and not yet seen by the engine waits too.
 		waiting := o.Waiting + max(0, c.ReservedRequests-o.Running-o.Waiting-o.NewerRequests)
 		tokens := float64(float64(waiting)*output) + float64(max(0, o.NewerTokens-o.NewerPrefillTokens))
-		prompts := float64(o.NewerPrefillTokens)
+		cached, newer := r.expected(c)
+		prompts := float64(max(0, o.NewerPrefillTokens-newer))
 		if r.uncached {
 			prompts += float64(o.WaitingUncachedTokens)
 		} else if waiting > 0 && c.ReservedRequests > 0 {
-			prompts += float64(waiting) * float64(c.ReservedPromptTokens) / float64(c.ReservedRequests)
+			prompts += float64(waiting) * float64(max(0, c.ReservedPromptTokens-cached)) / float64(c.ReservedRequests)
 		}
 		t.queue = tokens/decode + prompts/prefill
 		t.active = float64(float64(o.Running)*float64(output*r.s.ActiveShare)) / decode
@@ -72,6 +73,15 @@ func (r *round) times(c *Candidate) (t times) {
 		t.barrier = r.barrier(c)
 	}
 	return t
+}
+
+// expected is how much of what is reserved there, and of what its report does
+// not know yet, was placed for a prefix that it holds: nobody waits for that.
+func (r *round) expected(c *Candidate) (reserved, newer int64) {
+	if c.MatchApproximate && !r.s.ApproximateCredit {
+		return 0, 0
+	}
+	return c.ReservedCachedTokens, c.Observed.NewerCachedTokens
 }
 
 // bounded is an engine's own rate, tokens/s, if it reports one: held within

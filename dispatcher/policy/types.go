@@ -36,6 +36,7 @@ type Candidate struct {
 	ReservedRequests     int
 	ReservedTokens       int64 // prompt + expected output
 	ReservedPromptTokens int64 // the prompts' part of ReservedTokens; 0 = not told apart
+	ReservedCachedTokens int64 // of the prompts, expected in the cache when they were placed
 
 	// Rates from the engine's profile (Settings.Profile), used while it reports
 	// none. Tokens a second, all ranks together; 0 = no profile.
@@ -97,8 +98,9 @@ type Observed struct {
 	NewerRequests         int     // reservations newer than the sample
 	NewerTokens           int64
 	NewerPrefillTokens    int64
-	RanksAssumed          bool // the engine did not say how many ranks it has: those seen were taken for all
-	CountsScraped         bool // running and waiting may be those of several copies of a rank: no occupancy
+	NewerCachedTokens     int64 // of them, expected in the cache
+	RanksAssumed          bool  // the engine did not say how many ranks it has: those seen were taken for all
+	CountsScraped         bool  // running and waiting may be those of several copies of a rank: no occupancy
 }
 
 // Request is what a decision knows of the work.
