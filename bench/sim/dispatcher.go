@@ -30,7 +30,7 @@ type Dispatcher struct {
 // AddDispatcher starts a dispatcher: its views come whole first.
 func (w *World) AddDispatcher(name string) *Dispatcher {
 	d := &Dispatcher{w: w, Name: name, started: w.Now, alive: true, msgs: map[core.Handle]*message{}, next: map[stream]time.Duration{}}
-	d.Core = core.New(core.Config{Dispatcher: name, Timings: w.opts.Timings})
+	d.Core = core.New(core.Config{Dispatcher: name, Timings: w.opts.Timings, Explain: w.opts.Explain})
 	w.Cores[name] = d
 	d.step(core.ServerTime{UnixNano: w.stamp()})
 	w.after(w.delay(), d.rebuild)

@@ -19,6 +19,7 @@ type Options struct {
 	WatchDelay time.Duration // the most a follower lags, one change to the next in order; 1 ms
 	SlowWrites float64       // share of a dispatcher's writes that take up to 5 s
 	Telemetry  Telemetry
+	Explain    bool  // decisions carry their candidates
 	Plant      Plant // a bug put in on purpose, to see that the checks find it
 }
 
