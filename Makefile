@@ -21,7 +21,7 @@ RACE_PACKAGES := ./kvstate/... ./dispatcher/... ./workeragent/... ./client/... .
 
 .PHONY: help
 help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## Build bin/rollbus, static, with its version
@@ -60,6 +60,14 @@ test-nats-cli: ## The commands of docs/submit.md with the real nats tool (builds
 test-image: ## Build the image with buildah and run what is in it (root, no daemon)
 	$(GO) test -tags image -timeout 10m -count 1 -run Image ./cmd/rollbus
 
+.PHONY: test-real-engine
+test-real-engine: ## The conformance suite against the server at ROLLBUS_REAL_ENGINE=URL
+	@if [[ -z "$${ROLLBUS_REAL_ENGINE:-}" ]]; then \
+	  echo "real engine: not run (ROLLBUS_REAL_ENGINE is not set)"; \
+	else \
+	  $(GO) test -tags realengine -timeout 30m -count 1 -v -run RealEngine ./workeragent/engine; \
+	fi
+
 .PHONY: test-faults
 test-faults: ## Kill real processes for minutes; SEED=n KILLS=n ROLLOUTS=n
 	$(GO) run ./bench/faults/cmd --seed $(SEED) --kills $(KILLS) --rollouts $(ROLLOUTS)
@@ -84,7 +92,7 @@ fmt-check: ## Fail if gofmt would change a file
 .PHONY: vet
 vet: ## go vet, with every build tag
 	$(GO) vet ./...
-	$(GO) vet -tags shared,natscli,load,image ./...
+	$(GO) vet -tags shared,natscli,load,image,realengine ./...
 
 .PHONY: units
 units: build ## Check the systemd units with systemd-analyze

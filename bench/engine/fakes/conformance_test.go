@@ -1,7 +1,6 @@
 package fakes
 
 import (
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -122,26 +121,5 @@ func TestProbeNamesTheFlagForWhatIsMissing(t *testing.T) {
 	}
 	if _, err := wire.Probe(t.Context(), "http://127.0.0.1:1", wire.Options{}); err == nil {
 		t.Error("nobody is probed with success")
-	}
-}
-
-// TestARealEngineConforms runs against ROLLBUS_REAL_ENGINE. Without it there is
-// no real engine to speak of, and the log says so: not run is not passed.
-func TestARealEngineConforms(t *testing.T) {
-	spec := os.Getenv("ROLLBUS_REAL_ENGINE")
-	if spec == "" {
-		t.Log("NOT RUN: ROLLBUS_REAL_ENGINE names no engine")
-		return
-	}
-	a, d, err := wire.Open(t.Context(), spec, wire.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	t.Logf("%+v", d)
-	for name, c := range conform(t, a, time.Minute) {
-		if c.Verdict == wire.Broken {
-			t.Errorf("%s: %s", name, c.Detail)
-		}
 	}
 }
