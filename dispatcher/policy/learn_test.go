@@ -89,6 +89,9 @@ func TestRatesAreLearnedFromBusyEngines(t *testing.T) {
 	if r := rate(50, 1, 0); r != 0 {
 		t.Errorf("one request at 50 tok/s says nothing of what the engine can do, learned %v", r)
 	}
+	if r := rate(50, 1, 2); r != 0 {
+		t.Errorf("one request, and two that wait for its step: learned %v, want nothing", r)
+	}
 	if r := rate(1500, 30, 0); r != 1500 {
 		t.Errorf("a busy engine's first rate: learned %v", r)
 	}

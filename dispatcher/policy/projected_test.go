@@ -104,14 +104,15 @@ func TestTheFormulaInNumbers(t *testing.T) {
 	c.MatchKnown, c.MatchGPU, c.MatchCPU, c.MatchSSD = true, 512, 256, 128
 	c.Observed = &policy.Observed{
 		Running: 6, Waiting: 2, WaitingUncachedTokens: 800, UsedTokens: 300_000, KVUsageWorst: 0.2, MaxRunning: 38,
-		DecodeTokS: 1000, PrefillTokS: 4000, NewerRequests: 3, NewerTokens: 3000, NewerPrefillTokens: 1800,
+		DecodeTokS: 1000, PrefillTokS: 4000, NewerRequests: 3, NewerTokens: 3000, NewerPrefillTokens: 1800, NewerCachedTokens: 1000,
 	}
 	in := input(cs, request())
 	_, rec := decide(enforcing(t, policy.ProjectedTime, nil), in)
 	k := (300_000 + 2048 + 512) / 1e6
 	want := map[policy.Part]float64{
-		// 2 waiting and 1 that the engine has not seen, 400 each, 1,200 newer output; 800 + 1,800 to prefill.
-		policy.PartQueue:   (3*400+1200)/1000.0 + (800+1800)/4000.0,
+		// 2 waiting and 1 that the engine has not seen, 400 each, 1,200 newer output; 800 to
+		// prefill, and of 1,800 newer ones those that were not placed for a prefix.
+		policy.PartQueue:   (3*400+1200)/1000.0 + (800+1800-1000)/4000.0,
 		policy.PartActive:  6 * 400 * 0.5 / 1000,
 		policy.PartPrefill: (2048 - (512 + 0.75*256 + 0.25*128)) / 4000,
 		policy.PartBarrier: 0.15 * k / (1 - k),
