@@ -6,21 +6,12 @@ import (
 	"encoding/json"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"testing"
-)
 
-// shared is the folder of recorded traces: SHARED_DIR, else the one beside the
-// repository.
-func shared(name string) string {
-	dir := os.Getenv("SHARED_DIR")
-	if dir == "" {
-		dir = filepath.Join("..", "..", "..", "shared")
-	}
-	return filepath.Join(dir, "data", "traces", name)
-}
+	"github.com/rollbus/rollbus/bench/shared"
+)
 
 func TestThePublicTracesReadWholeWithTheirPublishedHits(t *testing.T) {
 	for name, want := range map[string]struct {
@@ -31,7 +22,7 @@ func TestThePublicTracesReadWholeWithTheirPublishedHits(t *testing.T) {
 		"mooncake_conversation_head2000.jsonl": {2000, 54_559, 38_788, 0.289},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f, err := os.Open(shared(name))
+			f, err := os.Open(shared.Path(t, "traces", name))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -56,7 +47,7 @@ func TestThePublicTracesReadWholeWithTheirPublishedHits(t *testing.T) {
 }
 
 func TestReasoningLengthsFollowTheRecordedHistogram(t *testing.T) {
-	b, err := os.ReadFile(shared("servegen_deepseek_r1_length_hist.json"))
+	b, err := os.ReadFile(shared.Path(t, "traces", "servegen_deepseek_r1_length_hist.json"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,23 +5,19 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/rollbus/rollbus/bench/shared"
 )
 
 // The main job on real input: both public traces go through a whole pool, and
 // everything in them is answered once.
 func TestThePublicTracesRunThroughAWholePool(t *testing.T) {
-	dir := os.Getenv("SHARED_DIR")
-	if dir == "" {
-		dir = filepath.Join("..", "..", "..", "shared")
-	}
 	for _, name := range []string{"mooncake_synthetic_trace.jsonl", "mooncake_conversation_head2000.jsonl"} {
 		t.Run(name, func(t *testing.T) {
 			var out, said bytes.Buffer
-			args := []string{"demo", "--trace", filepath.Join(dir, "data", "traces", name), "--limit", "400", "--shrink", "8",
+			args := []string{"demo", "--trace", shared.Path(t, "traces", name), "--limit", "400", "--shrink", "8",
 				"--dispatchers", "2", "--target", "8", "--no-progress", "-o", "json"}
 			if code := run(t.Context(), args, nil, strings.NewReader(""), &out, &said); code != exitOK {
 				t.Fatalf("exit %d\n%s%s", code, out.String(), said.String())

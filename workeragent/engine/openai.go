@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -170,18 +168,9 @@ func (a *OpenAI) Abort(context.Context, Run) error { return nil }
 func (a *OpenAI) Generate(ctx context.Context, r *subjects.Request, run Run, onDelta func(Delta)) (Outcome, error) {
 	path, body, err := a.requestBody(r)
 	if err != nil {
-		return Outcome{Kind: DataError, Code: codeBadRequest, Message: clip(err.Error())}, nil
+		return unaskable(err)
 	}
-	ans := answer{maxTokens: r.Sampling.MaxTokens - resumed(r) + a.cfg.TokenSlack, onDelta: onDelta, begun: time.Now()}
-	a.gauges.enter(1)
-	out := a.exchange(ctx, path, body, run, &ans)
-	a.gauges.enter(-1)
-	if cause := context.Cause(ctx); cause != nil && out.Kind != Completed {
-		out.Kind = Aborted
-		return out, cause
-	}
-	a.strip(r, &out)
-	return out, nil
+	return a.generate(ctx, r, run, path, body, &answer{maxTokens: a.allowed(r), onDelta: onDelta, begun: time.Now()})
 }
 
 func resumed(r *subjects.Request) int {
@@ -189,39 +178,6 @@ func resumed(r *subjects.Request) int {
 		return 0
 	}
 	return len(r.Resume.TokenIDs)
-}
-
-func (a *OpenAI) exchange(ctx context.Context, path string, body []byte, run Run, ans *answer) Outcome {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.base+path, bytes.NewReader(body))
-	if err != nil {
-		return Outcome{Kind: DataError, Code: codeBadRequest, Message: clip(err.Error())}
-	}
-	a.headers(req)
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Accept", "text/event-stream")
-	req.Header.Set("X-Request-Id", run.ID)
-	if run.Rank != nil {
-		req.Header.Set("X-Data-Parallel-Rank", strconv.Itoa(*run.Rank))
-	}
-	resp, err := a.client.Do(req)
-	if err != nil {
-		return unsent(err)
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		b, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-		return refusal(resp.StatusCode, b)
-	}
-	how, err := readAnswer(resp.Body, a.cfg.Limits, ans)
-	if err != nil {
-		return ans.broken(err)
-	}
-	if how == endMark {
-		drain(resp.Body, cancel)
-	}
-	return ans.outcome(how, a.cfg.AcceptMissingDone)
 }
 
 // drain reads the few bytes after the end mark, so that the connection can be

@@ -268,7 +268,7 @@ const (
 )
 
 // outcome judges what was collected; docs of the package say by which rules.
-func (a *answer) outcome(how end, believeNoMark bool) Outcome {
+func (a *answer) outcome(how end, err error, believeNoMark bool) Outcome {
 	o := Outcome{
 		FinishReason: a.reason, Text: a.text.String(), TokenIDs: a.ids,
 		Logprobs: a.logprobs.json(), Usage: a.usage, WeightVersion: a.weights,
@@ -290,23 +290,18 @@ func (a *answer) outcome(how end, believeNoMark bool) Outcome {
 		o.Kind, o.Code, o.Message = k, code, message
 		return o
 	}
+	k, code, message, broken := breach(err, a.maxTokens)
 	switch {
 	case a.fault != nil:
-		k := Failed
-		if !a.output {
-			k = kindOfStatus(a.fault.status)
-		}
-		return fail(k, a.fault.code, a.fault.message)
+		return fail(a.fault.kind(a.output), a.fault.code, a.fault.message)
+	case broken:
+		return fail(k, code, message)
 	case a.several:
 		return fail(Failed, codeSeveral, fmt.Sprintf("the engine sent %d choices for one sample, some of them unfinished or unasked", len(a.unended)+1))
-	case a.reason == "" && how == endMark && !a.output:
-		return fail(Aborted, codeNoReason, "the stream ended without a token and without a finish reason: the engine dropped the request")
-	case a.reason == "" && how == endMark:
-		return fail(Failed, codeNoReason, "the stream ended without a finish reason")
 	case a.reason == "":
-		return fail(Failed, codeTruncated, "the connection ended before a finish reason")
-	case how == endCut, how == endEOF && !believeNoMark:
-		return fail(Failed, codeNoEnd, "a finish reason came, the end of the stream did not; accept_missing_done would take it")
+		return fail(unfinished(how, err, a.output))
+	case err != nil, how == endCut, how == endEOF && !believeNoMark:
+		return fail(Failed, codeNoEnd, noEnd)
 	}
 	switch a.reason {
 	case "stop", "length", "repetition", "tool_calls", "function_call", "eos", "eos_token", "stop_sequence":

@@ -16,6 +16,15 @@ type apiFault struct {
 	message string
 }
 
+// kind is what an error means: after output it is the engine's failure, whatever
+// its status says.
+func (f *apiFault) kind(output bool) Kind {
+	if output {
+		return Failed
+	}
+	return kindOfStatus(f.status)
+}
+
 // faultOf finds an error object in an answer: {"error": {...}}, {"error": "..."}
 // or {"object": "error", ...}.
 func faultOf(c *apiChunk, whole []byte) *apiFault {

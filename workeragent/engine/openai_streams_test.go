@@ -202,10 +202,7 @@ func FuzzAnswersOfAnyKindAreJudgedWithoutPanic(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a := answer{maxTokens: 64}
 		how, err := readAnswer(bytes.NewReader(b), SSELimits{MaxEvent: 1 << 16, MaxTotal: 1 << 20}, &a)
-		o := a.outcome(how, false)
-		if err != nil {
-			o = a.broken(err)
-		}
+		o := a.outcome(how, err, false)
 		if o.Kind == Completed && (o.FinishReason == "" || how != endMark || a.fault != nil) {
 			t.Fatalf("a sample without a proof: %+v", o)
 		}

@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -23,44 +21,9 @@ func (a *SGLang) Generate(ctx context.Context, r *subjects.Request, run Run, onD
 	}
 	body, err := a.generateBody(r, run)
 	if err != nil {
-		return Outcome{Kind: DataError, Code: codeBadRequest, Message: clip(err.Error())}, nil
+		return unaskable(err)
 	}
-	a.gauges.enter(1)
-	defer a.gauges.enter(-1)
-	ans := sglangAnswer{maxTokens: r.Sampling.MaxTokens - resumed(r) + a.OpenAI.cfg.TokenSlack, onDelta: onDelta, begun: time.Now(), rank: run.Rank}
-	out := a.ask(ctx, body, &ans)
-	if cause := context.Cause(ctx); cause != nil && out.Kind != Completed {
-		out.Kind = Aborted
-		return out, cause
-	}
-	a.strip(r, &out)
-	return out, nil
-}
-
-func (a *SGLang) ask(ctx context.Context, body []byte, ans *sglangAnswer) Outcome {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.base+"/generate", bytes.NewReader(body))
-	if err != nil {
-		return Outcome{Kind: DataError, Code: codeBadRequest, Message: clip(err.Error())}
-	}
-	a.headers(req)
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Accept", "text/event-stream")
-	resp, err := a.client.Do(req)
-	if err != nil {
-		return unsent(err)
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		b, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-		return refusal(resp.StatusCode, b)
-	}
-	how, err := ans.read(resp.Body, a.OpenAI.cfg.Limits)
-	if err == nil && how == endMark {
-		drain(resp.Body, cancel)
-	}
-	return ans.outcome(how, err, a.OpenAI.cfg.AcceptMissingDone)
+	return a.generate(ctx, r, run, "/generate", body, &sglangAnswer{maxTokens: a.allowed(r), onDelta: onDelta, begun: time.Now(), rank: run.Rank})
 }
 
 // sglangOwn are sampling parameters that are set here.
@@ -350,35 +313,18 @@ func (a *sglangAnswer) outcome(how end, err error, believeNoMark bool) Outcome {
 			o.add("stop_reason", a.finish.Matched)
 		}
 	}
+	k, code, message, broken := breach(err, a.maxTokens)
 	switch {
 	case a.fault != nil:
-		k := Failed
-		if !a.output {
-			k = kindOfStatus(a.fault.status)
-		}
-		return fail(k, a.fault.code, a.fault.message)
-	case errors.Is(err, errHTML):
-		return fail(Failed, codeHTML, "the answer is a web page, not of an engine: check the address")
-	case errors.Is(err, errHeld):
-		return fail(DataError, codeTooLarge, fmt.Sprintf("more than %d bytes of output: an answer carries %d: ask for fewer logprobs or tokens", maxHeld, subjects.MaxPayload))
-	case errors.Is(err, ErrSSETooLarge):
-		return fail(Failed, codeTooLarge, err.Error())
-	case errors.Is(err, errRunaway):
-		return fail(Failed, codeRunaway, fmt.Sprintf("the engine sent more than %d tokens", a.maxTokens))
-	case errors.Is(err, errMalformed):
-		return fail(Failed, codeMalformed, clip(err.Error()))
-	case a.finish == nil && err != nil:
-		return fail(Failed, codeTruncated, "the connection broke before a finish reason: "+clip(err.Error()))
-	case a.finish == nil && how == endMark && !a.output:
-		return fail(Aborted, codeNoReason, "the stream ended without a token and without a finish reason: the engine dropped the request")
-	case a.finish == nil && how == endMark:
-		return fail(Failed, codeNoReason, "the stream ended without a finish reason")
+		return fail(a.fault.kind(a.output), a.fault.code, a.fault.message)
+	case broken:
+		return fail(k, code, message)
 	case a.finish == nil:
-		return fail(Failed, codeTruncated, "the connection ended before a finish reason")
+		return fail(unfinished(how, err, a.output))
 	case a.finish.Type == "abort":
 		return a.aborted(fail)
 	case err != nil, how == endCut, how == endEOF && !believeNoMark:
-		return fail(Failed, codeNoEnd, "a finish reason came, the end of the stream did not; accept_missing_done would take it")
+		return fail(Failed, codeNoEnd, noEnd)
 	case a.finish.Type != "stop" && a.finish.Type != "length":
 		return fail(Failed, codeUnknownReason, fmt.Sprintf("finish reason %.40q is not known to be a sample", a.finish.Type))
 	case !a.output && (m.CompletionTokens == nil || *m.CompletionTokens == 0):

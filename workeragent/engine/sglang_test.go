@@ -97,7 +97,7 @@ func checkSGLangStreams(t *testing.T, dir string) {
 func readSGLang(body string, maxTokens int) (Outcome, []Delta) {
 	var deltas []Delta
 	a := sglangAnswer{maxTokens: maxTokens, onDelta: func(d Delta) { deltas = append(deltas, d) }}
-	how, err := a.read(strings.NewReader(body), SSELimits{})
+	how, err := readAnswer(strings.NewReader(body), SSELimits{}, &a)
 	return a.outcome(how, err, false), deltas
 }
 

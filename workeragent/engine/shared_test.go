@@ -3,30 +3,15 @@
 package engine
 
 import (
-	"cmp"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/rollbus/rollbus/bench/shared"
 )
 
-// TestSharedStreams reads the recordings of the shared folder: ROLLBUS_SHARED,
-// else the folder "shared" beside the repository.
-func TestSharedStreams(t *testing.T) {
-	dir := cmp.Or(os.Getenv("ROLLBUS_SHARED"), os.Getenv("SHARED_DIR"))
-	if dir == "" {
-		root, err := os.Getwd()
-		for err == nil {
-			if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
-				break
-			}
-			if root == filepath.Dir(root) {
-				t.Fatal("no go.mod above the test: set ROLLBUS_SHARED")
-			}
-			root = filepath.Dir(root)
-		}
-		dir = filepath.Join(root, "..", "shared")
-	}
-	dir = filepath.Join(dir, "data", "streams")
+func TestEverySharedStreamReadsAsExpected(t *testing.T) {
+	dir := shared.Path(t, "streams")
 	checkSGLangStreams(t, dir)
 	ours := filepath.Join("testdata", "streams")
 	files, err := filepath.Glob(filepath.Join(dir, "*.[sj]*"))

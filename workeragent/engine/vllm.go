@@ -34,9 +34,9 @@ type VLLMConfig struct {
 // VLLM drives vLLM: generation is the OpenAI adapter's, the rest is vLLM's own.
 type VLLM struct {
 	*OpenAI
-	cfg      VLLMConfig
-	generate atomic.Bool // /inference/v1/generate is there
-	ranks    atomic.Int32
+	cfg       VLLMConfig
+	tokensAPI atomic.Bool // /inference/v1/generate is there
+	ranks     atomic.Int32
 }
 
 var (
@@ -74,7 +74,7 @@ func (v *VLLM) Capabilities(ctx context.Context) (Capabilities, error) {
 	}
 	v.ranks.Store(int32(c.Ranks))
 	if v.cfg.TokensOnly {
-		v.generate.Store(v.hasGenerate(ctx))
+		v.tokensAPI.Store(v.hasGenerate(ctx))
 	}
 	if s, err := v.EventSources(ctx); err == nil && len(s) > 0 {
 		c.Events = "exact"
@@ -98,23 +98,14 @@ const generatePath = "/inference/v1/generate"
 
 // Generate implements Adapter.
 func (v *VLLM) Generate(ctx context.Context, r *subjects.Request, run Run, onDelta func(Delta)) (Outcome, error) {
-	if len(r.PromptTokenIDs) == 0 || !v.generate.Load() || len(r.Sampling.Stop) > 0 {
+	if len(r.PromptTokenIDs) == 0 || !v.tokensAPI.Load() || len(r.Sampling.Stop) > 0 {
 		return v.OpenAI.Generate(ctx, r, run, onDelta)
 	}
 	body, err := v.generateBody(r, run)
 	if err != nil {
-		return Outcome{Kind: DataError, Code: codeBadRequest, Message: clip(err.Error())}, nil
+		return unaskable(err)
 	}
-	v.gauges.enter(1)
-	defer v.gauges.enter(-1)
-	ans := answer{maxTokens: r.Sampling.MaxTokens - resumed(r) + v.OpenAI.cfg.TokenSlack, onDelta: onDelta, begun: time.Now()}
-	out := v.exchange(ctx, generatePath, body, run, &ans)
-	if cause := context.Cause(ctx); cause != nil && out.Kind != Completed {
-		out.Kind = Aborted
-		return out, cause
-	}
-	v.strip(r, &out)
-	return out, nil
+	return v.generate(ctx, r, run, generatePath, body, &answer{maxTokens: v.allowed(r), onDelta: onDelta, begun: time.Now()})
 }
 
 // generateBody spells a request of tokens for /inference/v1/generate.

@@ -3,30 +3,13 @@
 package kvevents
 
 import (
-	"cmp"
-	"os"
-	"path/filepath"
 	"testing"
+
+	"github.com/rollbus/rollbus/bench/shared"
 )
 
-// TestEverySharedFixtureReadsAsExpected reads the folder of shared fixtures:
-// ROLLBUS_SHARED, else the folder "shared" beside the repository.
 func TestEverySharedFixtureReadsAsExpected(t *testing.T) {
-	dir := cmp.Or(os.Getenv("ROLLBUS_SHARED"), os.Getenv("SHARED_DIR"))
-	if dir == "" {
-		root, err := os.Getwd()
-		for err == nil {
-			if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
-				break
-			}
-			if root == filepath.Dir(root) {
-				t.Fatal("no go.mod above the test: set ROLLBUS_SHARED")
-			}
-			root = filepath.Dir(root)
-		}
-		dir = filepath.Join(root, "..", "shared")
-	}
-	dir = filepath.Join(dir, "data", "kvevents")
+	dir := shared.Path(t, "kvevents")
 	t.Run("payloads", func(t *testing.T) { checkPayloads(t, dir) })
 	t.Run("frames", func(t *testing.T) { checkFrames(t, dir) })
 	t.Run("sequences", func(t *testing.T) { checkStories(t, dir) })
