@@ -1,6 +1,7 @@
 package kvstate
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -107,8 +108,11 @@ func actualSequence(description string) (uint64, bool) {
 // publish writes one message and waits for its acknowledgement, once. A
 // duplicate acknowledgement is an error: nothing was written now.
 func (s *Store) publish(ctx context.Context, subject string, h nats.Header, body []byte) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.opt.timeout)
-	defer cancel()
+	if end, ok := ctx.Deadline(); !ok || time.Until(end) > s.opt.timeout {
+		timed, cancel := context.WithTimeout(ctx, s.opt.timeout)
+		defer cancel()
+		ctx = timed
+	}
 	if err := s.connected(ctx); err != nil {
 		return 0, err
 	}
@@ -143,6 +147,9 @@ func (s *Store) request(ctx context.Context, m *nats.Msg) (uint64, error) {
 	if err != nil {
 		return 0, sendError(err)
 	}
+	if seq, ok := plainAck(reply.Data); ok {
+		return seq, nil
+	}
 	var ack struct {
 		apiError
 		Stream    string `json:"stream"`
@@ -162,6 +169,30 @@ func (s *Store) request(ctx context.Context, m *nats.Msg) (uint64, error) {
 		return 0, &DuplicateError{Seq: ack.Seq}
 	}
 	return ack.Seq, nil
+}
+
+// plainAck reads an acknowledgement that tells a stream and a sequence and
+// nothing else, `{"stream":"S","seq":7}`, as nearly all do; the others are for
+// the decoder.
+func plainAck(b []byte) (seq uint64, ok bool) {
+	rest, ok := bytes.CutPrefix(b, []byte(`{"stream":"`))
+	if !ok {
+		return 0, false
+	}
+	name, number, ok := bytes.Cut(rest, []byte(`","seq":`))
+	if !ok || len(name) == 0 || bytes.IndexByte(name, '"') >= 0 {
+		return 0, false
+	}
+	for i, c := range number {
+		if c == '}' && i == len(number)-1 {
+			return seq, seq > 0
+		}
+		if c < '0' || c > '9' || i > 18 { // 19 digits do not overflow
+			return 0, false
+		}
+		seq = 10*seq + uint64(c-'0')
+	}
+	return 0, false
 }
 
 // sendError maps what the client library says of a request. Whatever may have

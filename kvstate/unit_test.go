@@ -285,3 +285,25 @@ func TestAReservationThatNobodyRetiresIsReclaimedADayAfterItsDeadline(t *testing
 		wantErr(t, err, ErrGone)
 	})
 }
+
+// What plainAck does not take is for the decoder; what it takes must be what
+// the decoder reads.
+func TestAnAcknowledgementIsReadQuicklyOnlyWhenItIsPlain(t *testing.T) {
+	for in, want := range map[string]uint64{
+		`{"stream":"KV_x","seq":7}`: 7, `{"stream":"S","seq":9999999999999999999}`: 9999999999999999999,
+		`{"stream":"S","seq":0}`: 0, `{"stream":"","seq":7}`: 0, `{"stream":"S","seq":}`: 0, `{"stream":"S","seq":7`: 0,
+		`{"stream":"S","seq":7}}`: 0, `{"stream":"S","seq":-7}`: 0, `{"stream":"S","seq":18446744073709551616}`: 0,
+		`{"stream":"S","seq":7,"duplicate":true}`: 0, `{"stream":"S","domain":"d","seq":7}`: 0,
+		`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 8"},"stream":"S","seq":0}`: 0,
+		`{"stream":"S\",\"seq\":3","seq":7}`: 0, ``: 0, `{}`: 0,
+	} {
+		seq, ok := plainAck([]byte(in))
+		if ok != (want > 0) || ok && seq != want {
+			t.Errorf("%s is read as %d, %v: want %d", in, seq, ok, want)
+		}
+		var slow struct{ Seq uint64 }
+		if ok && (json.Unmarshal([]byte(in), &slow) != nil || slow.Seq != seq) {
+			t.Errorf("%s is read as %d and decodes as %d", in, seq, slow.Seq)
+		}
+	}
+}
