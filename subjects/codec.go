@@ -99,6 +99,9 @@ func unhex(c byte) int {
 // headerWriter sets headers, leaving out what is zero.
 type headerWriter nats.Header
 
+// headers has room for n, those that whoever writes adds counted in.
+func headers(n int) headerWriter { return make(headerWriter, n) }
+
 func (w headerWriter) set(name, v string) { w[name] = []string{v} }
 
 func (w headerWriter) text(name, v string) {

@@ -10,7 +10,7 @@ import (
 // Header is the accounting side of a binding: everything but the guard, the TTL
 // and the message id, which whoever writes adds.
 func (h *Held) Header() nats.Header {
-	w := headerWriter{}
+	w := headers(24)
 	w.set(HdrState, string(h.State))
 	w.num(HdrBind, int64(h.Bind))
 	w.nonzero(HdrBurnt, int64(h.Burnt))
@@ -96,7 +96,7 @@ func HeldFromHeader(engine, job, id string, h nats.Header) (Held, error) {
 
 // Header is a delete marker with its outcome.
 func (m *Released) Header() nats.Header {
-	w := headerWriter{}
+	w := headers(16)
 	w.set(HdrKVOperation, KVOperationDelete)
 	w.text(HdrOutcome, string(m.Outcome))
 	w.nonzero(HdrBind, int64(m.Bind))
@@ -149,7 +149,7 @@ func (r *headerReader) status() Status {
 
 // Header is the accounting side of a result. A received answer has no status.
 func (a *Answer) Header() nats.Header {
-	w := headerWriter{}
+	w := headers(16)
 	w.text(HdrStatus, string(a.Status))
 	w.nonzero(HdrBind, int64(a.Bind))
 	w.text(HdrEpoch, a.Epoch)
@@ -183,7 +183,7 @@ func AnswerFromHeader(job, reader, id string, h nats.Header) (Answer, error) {
 // Reader, prompt and output tokens are always written: with these three a
 // dispatcher need not decode the body.
 func (f *Facts) Header() nats.Header {
-	w := headerWriter{}
+	w := headers(16)
 	reader := f.Reader
 	if reader == "" {
 		reader = DefaultReader

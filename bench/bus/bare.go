@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,15 +17,52 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/rollbus/rollbus/dispatcher/policy"
 	"github.com/rollbus/rollbus/kvstate"
 	"github.com/rollbus/rollbus/subjects"
 )
 
-// resultBytes is about what an answer of a few tokens encodes to.
+// resultBytes is what an answer of a few tokens encodes to.
 const resultBytes = 512
+
+// words are the headers of the chain's messages: those of the bus, with values
+// that stand for any rollout's. They are made once.
+type words struct{ submit, bind, result, release nats.Header }
+
+func newWords() words {
+	const prompt, output, left = 132, 4, 21_600_000
+	epoch, none := "17-lntyoxkcaa", 0
+	made, asked := output, prompt
+	facts := subjects.Facts{
+		Lane: subjects.LaneNormal, Reader: subjects.DefaultReader, PromptTokens: prompt, MaxTokens: 64,
+		BlockTokens: 64, Namespace: 1<<63 - 1, Blocks: []uint64{1<<63 - 1, 1<<62 - 1},
+	}
+	held := subjects.Held{
+		State: subjects.StateBound, Bind: 1, Epoch: epoch, LeftMS: left, Tokens: prompt + 64, PromptTokens: prompt, MaxTokens: 64,
+		Lane: subjects.LaneNormal, Reader: subjects.DefaultReader, Dispatcher: "d1", Policy: policy.ProjectedTime,
+		Reason: string(policy.ReasonLeastTime), Accepted: 1_795_984_580_645_841_562, PredictedCached: &none,
+	}
+	answer := subjects.Answer{
+		Status: subjects.Completed, Bind: 1, Epoch: epoch, Engine: "e1", PromptTokens: &asked, CompletionTokens: &made, LeftMS: left,
+	}
+	released := subjects.Released{
+		Outcome: subjects.OutcomeAnswered, Bind: 1, Epoch: epoch, Tokens: prompt + 64, PromptTokens: prompt,
+		CompletionTokens: &made, Status: subjects.Completed,
+	}
+	return words{facts.Header(), held.Header(), answer.Header(), released.Header()}
+}
+
+// with is a message's own headers beside those of its kind.
+func with(all nats.Header, own nats.Header) nats.Header {
+	out := make(nats.Header, len(all)+len(own))
+	maps.Copy(out, all)
+	maps.Copy(out, own)
+	return out
+}
 
 // bare is the chain without logic.
 type bare struct {
+	say words
 	*side
 	ctx     context.Context // ends with stop
 	wg      sync.WaitGroup
@@ -52,7 +90,7 @@ func startBare(ctx context.Context, s *servers, c Case) (*side, error) {
 		}
 		return nil, err
 	}
-	b := &bare{side: x, results: bytes.Repeat([]byte("r"), resultBytes), seen: make([]atomic.Uint64, c.Engines)}
+	b := &bare{say: newWords(), side: x, results: bytes.Repeat([]byte("r"), resultBytes), seen: make([]atomic.Uint64, c.Engines)}
 	life, end := context.WithCancel(ctx)
 	b.ctx = life
 	x.ends = append(x.ends, func() { end(); b.wg.Wait() })
@@ -96,7 +134,7 @@ func (b *bare) failure() error {
 func (b *bare) send(ctx context.Context, js jetstream.JetStream, ids iter.Seq[string], body []byte) error {
 	subject := b.pool.Submit(job, subjects.LaneNormal)
 	for id := range ids {
-		m := &nats.Msg{Subject: subject, Data: body, Header: nats.Header{subjects.HdrMsgID: {job + "." + id}}}
+		m := &nats.Msg{Subject: subject, Data: body, Header: with(b.say.submit, nats.Header{subjects.HdrMsgID: {job + "." + id}})}
 		// Waits for room like the client does.
 		if _, err := js.PublishMsgAsync(m, jetstream.WithStallWait(drainWait)); err != nil {
 			return fmt.Errorf("submit %s: %w", id, err)
@@ -181,12 +219,12 @@ func (b *bare) bind(nc *nats.Conn, engine int, m jetstream.Msg) {
 	name := engineName(engine)
 	expected := b.seen[engine].Load()
 	for n := 1; ; n++ {
-		seq, err := b.write(nc, b.pool.ReservationSubject(name, job, id), m.Data(), nats.Header{
+		seq, err := b.write(nc, b.pool.ReservationSubject(name, job, id), m.Data(), with(b.say.bind, nats.Header{
 			subjects.HdrMsgID:          {job + "." + id + "#" + strconv.Itoa(n)},
 			subjects.HdrExpectLastSeq:  {strconv.FormatUint(expected, 10)},
 			subjects.HdrExpectLastSubj: {b.pool.EngineGuard(name)},
-			subjects.HdrTTL:            {"90000"},
-		})
+			subjects.HdrTTL:            {"108000"},
+		}))
 		moved, isMoved := errors.AsType[*kvstate.ConflictError](err)
 		switch {
 		case err == nil:
@@ -235,14 +273,13 @@ func (b *bare) answer(nc *nats.Conn, m *nats.Msg) {
 	_, _, id, _ := b.pool.ParseReservationSubject(m.Subject)
 	meta, err := m.Metadata()
 	if err == nil {
-		_, err = b.write(nc, b.pool.Result(job, subjects.DefaultReader, id), b.results, nats.Header{subjects.HdrExpectLastSeq: {"0"}})
+		_, err = b.write(nc, b.pool.Result(job, subjects.DefaultReader, id), b.results, with(b.say.result, nats.Header{subjects.HdrExpectLastSeq: {"0"}}))
 	}
 	if err == nil {
-		_, err = b.write(nc, m.Subject, nil, nats.Header{
-			subjects.HdrKVOperation:   {subjects.KVOperationDelete},
+		_, err = b.write(nc, m.Subject, nil, with(b.say.release, nats.Header{
 			subjects.HdrExpectLastSeq: {strconv.FormatUint(meta.Sequence.Stream, 10)},
 			subjects.HdrTTL:           {"60"},
-		})
+		}))
 	}
 	if err != nil && b.ctx.Err() == nil {
 		b.fail(fmt.Errorf("answer %s: %w", id, err))

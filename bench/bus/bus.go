@@ -67,7 +67,7 @@ type Config struct {
 	Cases  []Case
 	Rounds int           // turns of each side; 3
 	Slice  time.Duration // length of a turn; 3 s
-	Half   time.Duration // length of the turn at half load; 1.5 s
+	Half   time.Duration // length of the turns at half load together; 900 ms
 	Dir    string        // where streams go; empty = a temporary folder
 	// Progress is called before and after each turn; nil = nobody looks.
 	Progress func(text string)
@@ -81,7 +81,7 @@ func (c Config) withDefaults() Config {
 		c.Slice = 3 * time.Second
 	}
 	if c.Half == 0 {
-		c.Half = 1500 * time.Millisecond
+		c.Half = 900 * time.Millisecond
 	}
 	if c.Progress == nil {
 		c.Progress = func(string) {}
@@ -150,7 +150,7 @@ func storageName(s jetstream.StorageType) string {
 }
 
 // warm is how long each side runs before anything is counted.
-const warm = 500 * time.Millisecond
+const warm = 300 * time.Millisecond
 
 func one(ctx context.Context, cfg Config, c Case) (r Result, err error) {
 	dir, err := os.MkdirTemp(cfg.Dir, "rollbus-bench-bus-")
@@ -205,13 +205,18 @@ func one(ctx context.Context, cfg Config, c Case) (r Result, err error) {
 	}
 	r.HalfLoad = r.Rollouts / 2
 	cfg.Progress(fmt.Sprintf("D=%d half load", c.Dispatchers))
-	waits, err := bus.paced(ctx, cfg.Half, r.HalfLoad)
-	if err != nil {
-		return r, fmt.Errorf("bus at half load: %w", err)
-	}
-	bareWaits, err := bare.paced(ctx, cfg.Half, r.HalfLoad)
-	if err != nil {
-		return r, fmt.Errorf("bare chain at half load: %w", err)
+	var waits, bareWaits []float64
+	for range cfg.Rounds {
+		for _, t := range []struct {
+			s   *side
+			all *[]float64
+		}{{bus, &waits}, {bare, &bareWaits}} {
+			got, err := t.s.paced(ctx, cfg.Half/time.Duration(cfg.Rounds), r.HalfLoad)
+			if err != nil {
+				return r, fmt.Errorf("%s at half load: %w", t.s.name, err)
+			}
+			*t.all = append(*t.all, got...)
+		}
 	}
 	r.P50, r.P99 = percentile(waits, 0.5), percentile(waits, 0.99)
 	r.BareP50, r.BareP99 = percentile(bareWaits, 0.5), percentile(bareWaits, 0.99)

@@ -163,7 +163,7 @@ func (x *side) awaitEngines(ctx context.Context, store *kvstate.Store, n int) er
 // requests are of about that many bytes, each with a prompt of its own.
 func requests(ids iter.Seq[string], payload int) iter.Seq[*subjects.Request] {
 	const (
-		around   = 230 // bytes of a request that are not its prompt
+		around   = 160 // bytes of a request that are not its prompt
 		perToken = 6   // five digits and a comma
 	)
 	random := rand.New(rand.NewPCG(1, uint64(payload)))

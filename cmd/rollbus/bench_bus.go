@@ -27,7 +27,7 @@ func (BenchBus) Help() string {
   rollbus bench bus
   rollbus bench bus --all -o json
 NATS servers, dispatchers, agents and a trainer run in this process, over TCP; engines answer at once. A bare chain makes
-the same writes under the same guards and decides nothing; the two take turns. Latencies are taken at half of the bus's
+the same writes under the same guards with the same headers and decides nothing; the two take turns. Latencies are taken at half of the bus's
 own throughput, from a request stored to its reservation stored, on the NATS server's clock.`
 }
 
@@ -44,7 +44,7 @@ func (c *BenchBus) Run(a *app) error {
 	ctx, stop := signal.NotifyContext(a.ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	cfg := bus.Config{
-		Cases: bus.Default(), Rounds: c.Rounds, Slice: c.Slice, Half: c.Slice / 2, Dir: c.Dir,
+		Cases: bus.Default(), Rounds: c.Rounds, Slice: c.Slice, Half: 3 * c.Slice / 10, Dir: c.Dir,
 		Progress: func(text string) { a.say("%s", text) },
 	}
 	if c.All {
