@@ -14,7 +14,7 @@ import (
 // Agentic is conversations with tools in an open loop: tasks arrive, each as a
 // group of trajectories whose prompts grow turn by turn.
 func Agentic(ctx context.Context, cfg Config) (*Report, error) {
-	engines, tasks := 4, 20
+	engines, tasks := 8, 24
 	if cfg.Quick {
 		engines, tasks = 2, 5
 	}

@@ -4,7 +4,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
+
+	"github.com/cespare/xxhash/v2"
 
 	"github.com/rollbus/rollbus/bench/baseline"
 	"github.com/rollbus/rollbus/bench/engine/model"
@@ -23,7 +26,7 @@ type Case struct {
 	Limit   time.Duration // of virtual time; 4 h
 	From    time.Duration // what is released before it warms up and is not measured
 
-	Dispatchers int  // of the bus; 1
+	Dispatchers int  // of the bus, or routers that know nothing of each other; 1
 	Told        bool // requests say how long their outputs will be
 	Options     sim.Options
 	// Script, when set, is called once before the first request: faults, weights.
@@ -163,10 +166,17 @@ func (c *Case) Route(make func(baseline.Fleet) baseline.Router) (*Outcome, error
 		r.engines = append(r.engines, m)
 		fleet.Slots = append(fleet.Slots, e.WithDefaults().MaxRunning)
 	}
-	router := make(fleet)
+	var routers []baseline.Router
+	for range max(1, c.Dispatchers) {
+		routers = append(routers, make(fleet))
+	}
 	var failed error
 	r.submit = func(j *job) {
 		q := &baseline.Request{Session: cmp.Or(j.r.Trajectory, j.r.Group, j.r.ID), Tokens: j.r.PromptTokens(), Blocks: j.blocks}
+		router := routers[0]
+		if len(routers) > 1 { // clients choose a router without order
+			router = routers[xxhash.Sum64String(j.r.ID+strconv.FormatUint(c.Seed, 10))%uint64(len(routers))]
+		}
 		j.engine = router.Route(q)
 		r.World.After(hop, func() {
 			defer r.peak(j.engine)

@@ -140,7 +140,10 @@ func (o *Outcome) figures() map[string]float64 {
 	var whole, first, trip []float64
 	begun := map[string]time.Duration{}
 	share := make([]float64, len(o.busy))
-	used := 0
+	used, over := 0, 0.0
+	steps := map[int64][]float64{}
+	served := map[string]float64{}
+	var tripServed []float64
 	for i := range o.Done {
 		d := &o.Done[i]
 		prompt, cached = prompt+d.Prompt, cached+d.Cached
@@ -159,6 +162,16 @@ func (o *Outcome) figures() map[string]float64 {
 		if d.Rollout.Turn <= 1 {
 			begun[k] = d.At
 		}
+		if steps[d.Rollout.Step] == nil {
+			steps[d.Rollout.Step] = make([]float64, len(o.busy))
+		}
+		steps[d.Rollout.Step][d.Engine]++
+		if d.Rollout.Trajectory != "" {
+			served[k] += (d.Ended - d.At).Seconds()
+			if d.Rollout.Last {
+				tripServed = append(tripServed, served[k])
+			}
+		}
 		if d.Rollout.Trajectory == "" || d.Rollout.Last {
 			at := d.At
 			if d.Rollout.Trajectory != "" {
@@ -167,6 +180,14 @@ func (o *Outcome) figures() map[string]float64 {
 			trip = append(trip, (d.Ended - at).Seconds())
 		}
 	}
+	for _, s := range steps {
+		sum := 0.0
+		for _, v := range s {
+			sum += v
+		}
+		over = max(over, slices.Max(s)-sum/float64(len(s)))
+	}
+	slices.Sort(tripServed)
 	slices.Sort(whole)
 	slices.Sort(first)
 	slices.Sort(trip)
@@ -176,6 +197,7 @@ func (o *Outcome) figures() map[string]float64 {
 		"latency_p50_s": at(whole, 0.5), "latency_p90_s": at(whole, 0.9), "latency_p99_s": at(whole, 0.99),
 		"first_token_p50_s": at(first, 0.5), "first_token_p90_s": at(first, 0.9),
 		"trajectory_p50_s": at(trip, 0.5), "trajectory_p90_s": at(trip, 0.9), "trajectory_mean_s": mean(trip),
+		"served_p90_s": at(tripServed, 0.9), "over_fair_max": over,
 		"output_tok_s": ratio(float64(o.outTokens), o.Makespan.Seconds()), "engines_used": float64(used),
 		"share_max":           ratio(slices.Max(share)*float64(len(share)), n),
 		"idle_share":          ratio(o.idle, o.engineAll),

@@ -78,6 +78,13 @@ func (e *Engine) Freeze(on bool) {
 	e.poll()
 }
 
+// retire ends an engine whose process is gone: nothing comes of it any more.
+func (e *Engine) retire() {
+	e.Changed = nil
+	e.nth++
+	clear(e.ends)
+}
+
 func (e *Engine) forget(id string) {
 	delete(e.ends, id)
 	delete(e.cached, id)

@@ -85,6 +85,9 @@ func (n *Node) Kill() {
 	for _, r := range n.running {
 		r.dead = true
 	}
+	if n.tell != nil {
+		_ = n.boot() // an engine that runs nothing, until Start
+	}
 }
 
 // Cut takes the agent's connection; Heal gives it back.

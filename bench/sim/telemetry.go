@@ -74,9 +74,33 @@ func (n *Node) boot() error {
 	if err != nil {
 		return err
 	}
+	if old := n.tell.engine; old != nil {
+		old.retire()
+	}
 	*n.tell = reports{engine: e, cfg: n.tell.cfg, holds: map[uint64]struct{}{}}
 	e.Changed = n.changed
 	return nil
+}
+
+// Pause stops the engine for a weight sync, as it tells everybody.
+func (n *Node) Pause() {
+	n.Reg.State = subjects.EnginePaused
+	n.tell.engine.Freeze(true)
+	n.announce()
+}
+
+// Resume ends a pause: another version of the weights, and nothing cached.
+func (n *Node) Resume(version int64) {
+	n.Reg.State, n.Reg.WeightVersion = subjects.EngineReady, &version
+	n.tell.engine.Flush()
+	n.tell.engine.Freeze(false)
+	n.announce()
+}
+
+func (n *Node) announce() {
+	if n.alive && !n.away {
+		n.register()
+	}
 }
 
 // run gives a reservation to the engine.
@@ -200,7 +224,7 @@ func (n *Node) rates(s *model.Stats, dt float64) {
 
 // publish sends a report to every dispatcher that can hear.
 func (n *Node) publish(ev core.Event, l lane, loss float64, lag time.Duration) {
-	if n.away {
+	if n.away || !n.alive {
 		return
 	}
 	for _, name := range sorted(n.w.Cores) {
