@@ -41,6 +41,9 @@ type OpenAIConfig struct {
 	ProbeTimeout time.Duration
 	// Tracker judges what the samples of the load come to, one after another.
 	Tracker telemetry.TrackerConfig
+	// StopCheck is how often Abort looks whether the engine still shows more than
+	// it was given; 200 ms.
+	StopCheck time.Duration
 	// Connections bounds idle connections kept; 256.
 	Connections int
 	// Transport replaces the HTTP transport, for tests. nil = an own one, without proxies.
@@ -54,6 +57,9 @@ func (c OpenAIConfig) WithDefaults() OpenAIConfig {
 	}
 	if c.ProbeTimeout == 0 {
 		c.ProbeTimeout = 5 * time.Second
+	}
+	if c.StopCheck == 0 {
+		c.StopCheck = 200 * time.Millisecond
 	}
 	if c.Connections == 0 {
 		c.Connections = 256
@@ -73,6 +79,9 @@ func (c OpenAIConfig) Validate() error {
 	}
 	if c.ProbeTimeout < 0 {
 		errs = append(errs, fmt.Errorf("probe timeout is %v: give 0 (5s) or more", c.ProbeTimeout))
+	}
+	if c.StopCheck < 0 {
+		errs = append(errs, fmt.Errorf("stop check is %v: give 0 (200ms) or more", c.StopCheck))
 	}
 	if c.Connections < 0 {
 		errs = append(errs, fmt.Errorf("connections is %d: give 0 (256) or more", c.Connections))
@@ -159,9 +168,6 @@ func (a *OpenAI) Close() error {
 	a.client.CloseIdleConnections()
 	return nil
 }
-
-// Abort has nothing to do: closing the connection is the abort.
-func (a *OpenAI) Abort(context.Context, Run) error { return nil }
 
 // Generate runs one request as a stream. When ctx ends it returns what came
 // until then, as Aborted, beside ctx's cause.

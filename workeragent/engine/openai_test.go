@@ -394,8 +394,8 @@ func TestLogprobsOfBothShapesAreJoinedOverChunks(t *testing.T) {
 }
 
 func TestTheConfigurationNamesEverythingThatIsWrong(t *testing.T) {
-	_, err := NewOpenAI(OpenAIConfig{URL: "ftp://x", TokenSlack: -1, ProbeTimeout: -1, Connections: -1})
-	for _, want := range []string{"ftp://x", "token slack", "probe timeout", "connections"} {
+	_, err := NewOpenAI(OpenAIConfig{URL: "ftp://x", TokenSlack: -1, ProbeTimeout: -1, StopCheck: -1, Connections: -1})
+	for _, want := range []string{"ftp://x", "token slack", "probe timeout", "stop check", "connections"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not name %s: %v", want, err)
 		}

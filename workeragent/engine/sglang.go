@@ -260,14 +260,17 @@ func (a *SGLang) poll(ctx context.Context) (*telemetry.Sample, error) {
 	return nil, nil
 }
 
-// Abort ends a run by its name. SGLang matches names by their beginning, which
-// is why those of runs have one length.
+// Abort ends a run by its name, and returns when the engine shows no more than it
+// was given (scenario R20). SGLang matches names by their beginning, which is why
+// those of runs have one length; it answers 200 whether it knew the name or not.
 func (a *SGLang) Abort(ctx context.Context, run Run) error {
 	if run.ID == "" {
 		return errors.New("abort of a run without a name: it would abort every run")
 	}
-	_, err := a.post(ctx, "/abort_request", map[string]any{"rid": run.ID, "abort_all": false})
-	return err
+	if _, err := a.post(ctx, "/abort_request", map[string]any{"rid": run.ID, "abort_all": false}); err != nil {
+		return err
+	}
+	return a.untilStopped(ctx, run, a.poll, nil)
 }
 
 // Pause implements Controller. SGLang has no waiting mode: waiting is done here.

@@ -26,9 +26,6 @@ type VLLMConfig struct {
 	// server has it: no text comes back then. Off: /v1/completions, which gives
 	// both.
 	TokensOnly bool
-	// StopCheck is how often Abort looks whether the engine still runs more than
-	// it was given. Default 200 ms.
-	StopCheck time.Duration
 }
 
 // VLLM drives vLLM: generation is the OpenAI adapter's, the rest is vLLM's own.
@@ -47,9 +44,6 @@ var (
 
 // NewVLLM makes an adapter. It asks the server nothing yet.
 func NewVLLM(cfg VLLMConfig) (*VLLM, error) {
-	if cfg.StopCheck <= 0 {
-		cfg.StopCheck = 200 * time.Millisecond
-	}
 	if err := cfg.Events.Validate(); err != nil {
 		return nil, err
 	}
@@ -185,54 +179,18 @@ func (v *VLLM) EventSources(ctx context.Context) ([]kvevents.Source, error) {
 	return out, nil
 }
 
-// Abort makes sure that a run has stopped: if the engine shows more than it was
-// given, the run is aborted by its names, and Abort returns when the engine
-// shows no more than that, or fails when ctx ends first (scenario R20).
+// Abort ends a run by its names if the engine still shows more than it was given,
+// and returns when it shows no more than that (scenario R20).
 func (v *VLLM) Abort(ctx context.Context, run Run) error {
 	if run.ID == "" {
 		return errors.New("abort of a run without a name: an empty list would abort everything")
 	}
-	if v.stopped(ctx) {
+	if stopped, _ := v.stopped(ctx, v.shown); stopped {
 		return nil
 	}
 	names := []string{"cmpl-" + run.ID, "cmpl-" + run.ID + "-0", "chatcmpl-" + run.ID, "generate-tokens-" + run.ID, run.ID}
 	_, err := v.post(ctx, "/abort_requests", map[string]any{"request_ids": names})
-	t := time.NewTicker(v.cfg.StopCheck)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("run %s: the engine still shows more than it was given", run.ID), err)
-		case <-t.C:
-			if v.stopped(ctx) {
-				return nil
-			}
-		}
-	}
-}
-
-// stopped: running and waiting over all ranks are no more than what is in
-// flight here. An engine that does not tell is believed.
-func (v *VLLM) stopped(ctx context.Context) bool {
-	b, ok := v.optional(ctx, "/metrics")
-	if !ok {
-		return ctx.Err() == nil
-	}
-	s, _, err := telemetry.ParseMetrics(b)
-	if err != nil {
-		return true
-	}
-	shown := 0
-	for _, r := range s.Ranks {
-		for _, n := range [...]*int{r.Running, r.Waiting} {
-			if n != nil {
-				shown += *n
-			}
-		}
-	}
-	v.gauges.mu.Lock()
-	defer v.gauges.mu.Unlock()
-	return shown <= v.gauges.inFlight
+	return v.untilStopped(ctx, run, v.shown, err)
 }
 
 // Pause implements Controller.

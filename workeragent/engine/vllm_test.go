@@ -1,14 +1,12 @@
 package engine
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,7 +17,7 @@ import (
 
 func vllmFor(t *testing.T, url string, change ...func(*VLLMConfig)) *VLLM {
 	t.Helper()
-	cfg := VLLMConfig{OpenAIConfig: OpenAIConfig{URL: url}, StopCheck: 2 * time.Millisecond}
+	cfg := VLLMConfig{OpenAIConfig: OpenAIConfig{URL: url, StopCheck: 2 * time.Millisecond}}
 	for _, f := range change {
 		f(&cfg)
 	}
@@ -119,45 +117,6 @@ func TestVLLMTellsWhereItsEventsAre(t *testing.T) {
 	}
 	if _, err := NewVLLM(VLLMConfig{OpenAIConfig: OpenAIConfig{URL: s.URL}, Events: EventsConfig{Endpoint: "5557"}}); err == nil {
 		t.Error("an endpoint without a scheme is accepted")
-	}
-}
-
-// scenario R20
-func TestAnAbortLooksWhetherTheEngineStopped(t *testing.T) {
-	var running atomic.Int32
-	var aborted atomic.Value
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		switch q.URL.Path {
-		case "/metrics":
-			_, _ = io.WriteString(w, "vllm:num_requests_running{engine=\"0\"} "+itoa(int(running.Load()))+"\nvllm:num_requests_waiting{engine=\"0\"} 0\n")
-		case "/abort_requests":
-			b, _ := io.ReadAll(q.Body)
-			aborted.Store(string(b))
-			running.Add(-1)
-		default:
-			http.NotFound(w, q)
-		}
-	}))
-	defer s.Close()
-	a := vllmFor(t, s.URL)
-	if err := a.Abort(t.Context(), Run{ID: "x"}); err != nil || aborted.Load() != nil {
-		t.Errorf("the engine stopped by itself: %v, aborted %v", err, aborted.Load())
-	}
-	running.Store(1)
-	if err := a.Abort(t.Context(), Run{ID: "x"}); err != nil {
-		t.Error(err)
-	}
-	if got, _ := aborted.Load().(string); !strings.Contains(got, `"cmpl-x"`) {
-		t.Errorf("aborted %q", got)
-	}
-	running.Store(2) // it does not stop what it was told to
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if err := a.Abort(ctx, Run{ID: "y"}); err == nil {
-		t.Error("an engine that goes on counts as stopped")
-	}
-	if a.Abort(t.Context(), Run{}) == nil {
-		t.Error("an abort without a name would abort everything")
 	}
 }
 
