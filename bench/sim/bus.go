@@ -39,6 +39,8 @@ type Bus struct {
 	valueSeq    uint64
 	pool        *core.PoolPut
 
+	ownerBus
+
 	// Lost makes the next n binds unanswered although stored, as when a leader
 	// dies between storing and answering.
 	Lost int
@@ -74,7 +76,7 @@ func newBus(w *World) *Bus {
 		queues: map[core.Queue]*fifo{},
 		known:  map[core.Queue]bool{}, bound: map[string]int{},
 		register: map[string]*core.Answered{}, engines: map[string]*core.EnginePut{},
-		dispatchers: map[string]*core.DispatcherPut{}, cancels: map[string]*core.CancelPut{},
+		dispatchers: map[string]*core.DispatcherPut{}, cancels: map[string]*core.CancelPut{}, ownerBus: newOwnerBus(),
 	}
 }
 
@@ -252,7 +254,8 @@ func (b *Bus) swaps() []core.ViewSwap {
 	for _, k := range sorted(b.cancels) {
 		can.Cancels = append(can.Cancels, *b.cancels[k])
 	}
-	return []core.ViewSwap{r, res, eng, dis, can, {Kind: core.ViewPools, Pool: b.pool}}
+	own := b.ownerSwaps(&r)
+	return []core.ViewSwap{r, res, eng, dis, can, own, {Kind: core.ViewPools, Pool: b.pool}}
 }
 
 func sorted[V any](m map[string]V) []string {

@@ -79,6 +79,7 @@ const (
 	laneDispatchers
 	laneCancels
 	lanePools
+	laneOwners
 	laneLoad
 	laneCache
 	laneSnapshot
@@ -93,8 +94,10 @@ type stream struct {
 
 func laneOf(ev core.Event) lane {
 	switch ev.(type) {
-	case core.ReservationPut, core.ReservationGone:
+	case core.ReservationPut, core.ReservationGone, core.SeedPut, core.SeedGone:
 		return laneReservations
+	case core.OwnerPut, core.OwnersGone:
+		return laneOwners
 	case core.Answered:
 		return laneResults
 	case core.EnginePut, core.EngineGone:
@@ -213,6 +216,16 @@ func (d *Dispatcher) carry(e core.Effect) {
 			}
 			d.answer(a)
 		})
+	case core.SeedBind:
+		d.write(func() { d.seedBind(e) })
+	case core.WriteSeed:
+		d.write(func() { d.answer(b.writeSeed(e)) })
+	case core.WriteOwners:
+		d.write(func() { d.answer(b.writeOwners(e)) })
+	case core.Transition:
+		if d.w.OnTransition != nil {
+			d.w.OnTransition(e)
+		}
 	case core.GetFromLeader:
 		d.write(func() { d.answer(d.leader(e)) })
 	case core.Retry:

@@ -19,6 +19,8 @@ type Node struct {
 	Takes func(h subjects.Held) time.Duration
 	// Hang makes runs never end.
 	Hang bool
+	// NoUsage leaves the usage out of answers and releases.
+	NoUsage bool
 	// Status of an answer; Completed when nil.
 	Outcome func(h subjects.Held) subjects.Status
 
@@ -234,16 +236,22 @@ func (n *Node) end(r *run, status subjects.Status) {
 		if n.tell != nil {
 			tokens = r.tokens
 		}
+		used := &tokens
+		if n.NoUsage {
+			used = nil
+		}
 		prompt := r.put.PromptTokens
 		outcome := subjects.OutcomeAnswered
 		a, _ := n.w.Bus.commit(subjects.Answer{Job: r.put.Job, ID: r.put.ID, Status: status, Bind: r.put.Bind,
-			Epoch: r.put.Epoch, Engine: n.Name, PromptTokens: &prompt, CompletionTokens: &tokens, CachedTokens: r.cached, Group: r.put.Group})
+			Epoch: r.put.Epoch, Engine: n.Name, PromptTokens: &prompt, CompletionTokens: used, CachedTokens: r.cached, Group: r.put.Group})
 		if a != core.OK {
 			outcome = subjects.OutcomeSuperseded
 		}
 		n.w.after(n.w.opts.Latency, func() {
 			if n.alive {
-				n.w.Bus.remove(released(r.put, outcome, &tokens), r.put.Revision)
+				rel := released(r.put, outcome, used)
+				rel.Status, rel.CachedTokens = status, r.cached
+				n.w.Bus.remove(rel, r.put.Revision)
 			}
 		})
 		if n.running[r.put.Key()] == r {

@@ -31,6 +31,8 @@ const (
 	PlantNoGuard     Plant = "no guard"     // a bind is stored whatever the engine's sequence is
 	PlantLateRelease Plant = "late release" // a delete takes whatever the key holds now
 	PlantNoRegister  Plant = "no register"  // a second answer is stored
+
+	PlantNoSeedGuard Plant = "no seed guard" // a seed is stored whatever stands at its key
 )
 
 // World is one simulation.
@@ -46,19 +48,20 @@ type World struct {
 	Nodes map[string]*Node
 	Cores map[string]*Dispatcher
 
-	Accepted   map[string]subjects.Facts
-	Answers    map[string][]subjects.Answer // stored answers only: more than one = a broken register
-	AnsweredAt map[string]time.Duration
-	Ran        map[string]int // runs started, by rollout
-	RanOn      map[string][]string
-	Binds      int
-	Requeues   int
-	Superseded int
-	Decisions  []core.Decision
-	OnDecision func(d core.Decision)
-	OnPut      func(h core.ReservationPut)
-	OnAnswer   func(a subjects.Answer)
-	Work       func(key string) Work // what a rollout asks of the engine model
+	Accepted     map[string]subjects.Facts
+	Answers      map[string][]subjects.Answer // stored answers only: more than one = a broken register
+	AnsweredAt   map[string]time.Duration
+	Ran          map[string]int // runs started, by rollout
+	RanOn        map[string][]string
+	Binds        int
+	Requeues     int
+	Superseded   int
+	Decisions    []core.Decision
+	OnDecision   func(d core.Decision)
+	OnTransition func(t core.Transition)
+	OnPut        func(h core.ReservationPut)
+	OnAnswer     func(a subjects.Answer)
+	Work         func(key string) Work // what a rollout asks of the engine model
 }
 
 // epoch of server time in a simulation: any number far from zero.
@@ -196,7 +199,7 @@ func (w *World) Problems() []string {
 	for _, k := range sorted(w.Bus.keys) {
 		out = append(out, fmt.Sprintf("I3: reservation %s is left over, state %s", k, w.Bus.keys[k].State))
 	}
-	return out
+	return append(out, w.Bus.ownerProblems()...)
 }
 
 func (w *World) attempts(k string) int {

@@ -34,6 +34,8 @@ type OwnerKeyState struct {
 	Writing    []subjects.Owner
 	WritingWhy string
 	GivingBack bool
+	Ending     subjects.Seed
+	EndingWhy  string
 	Since      time.Duration
 	Waiting    bool
 	Next       time.Duration
@@ -60,7 +62,7 @@ func (b *ownerBook) state() OwnersState {
 		k := b.keys[name]
 		x := OwnerKeyState{
 			Name: name, Entry: k.entry, Marker: k.marker, AwaitSeq: k.awaitSeq, AwaitUntil: k.awaitUntil, First: k.first, Refresh: k.refresh,
-			Acting: ownerActs[k.acting], ActingAt: k.actingAt, Writing: k.writing, WritingWhy: k.writingWhy, GivingBack: k.givingBack,
+			Acting: ownerActs[k.acting], ActingAt: k.actingAt, Writing: k.writing, WritingWhy: k.writingWhy, GivingBack: k.givingBack, Ending: k.ending, EndingWhy: k.endingWhy,
 			Since: k.since, Waiting: k.waiting, Next: k.next,
 		}
 		if p := k.seed; p != nil {
@@ -88,7 +90,7 @@ func (c *Core) restoreOwners(s *OwnersState) error {
 		k := c.ownerKey(x.Name)
 		*k = ownerKey{
 			name: x.Name, marker: x.Marker, awaitSeq: x.AwaitSeq, awaitUntil: x.AwaitUntil, first: x.First, refresh: x.Refresh,
-			acting: acting(act), actingAt: x.ActingAt, writing: x.Writing, writingWhy: x.WritingWhy, givingBack: x.GivingBack,
+			acting: acting(act), actingAt: x.ActingAt, writing: x.Writing, writingWhy: x.WritingWhy, givingBack: x.GivingBack, ending: x.Ending, endingWhy: x.EndingWhy,
 			since: x.Since, waiting: x.Waiting, next: x.Next,
 		}
 		for _, st := range x.Struck {

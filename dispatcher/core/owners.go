@@ -38,6 +38,8 @@ type ownerKey struct {
 	writing    []subjects.Owner
 	writingWhy string
 	givingBack bool
+	ending     subjects.Seed
+	endingWhy  string
 	since      time.Duration
 	waiting    bool          // since is meaningful
 	next       time.Duration // not before

@@ -255,7 +255,7 @@ func (c *Core) endSeed(k *ownerKey) {
 	} else {
 		end.GiveBack = true
 	}
-	k.acting, k.actingAt, k.givingBack = actSeed, s.Revision, end.GiveBack
+	k.acting, k.actingAt, k.givingBack, k.ending, k.endingWhy = actSeed, s.Revision, end.GiveBack, end.Seed, s.why
 	c.emit(end)
 }
 
@@ -267,28 +267,27 @@ func (c *Core) seedAnswer(a SeedAnswer) {
 	}
 	k.acting = actNone
 	s := k.seed
-	if s == nil || s.Revision != a.Revision {
-		c.attend(k) // the view was quicker
-		return
-	}
+	at := s != nil && s.Revision == a.Revision // else the view was quicker
 	switch a.Answer {
 	case OK:
 		stored := c.server.estimate(c.now)
 		if k.givingBack {
-			c.transition(k, "given_back", s.Engine, s.Rollout(), s.why)
+			c.transition(k, "given_back", k.ending.Engine, k.ending.Rollout(), k.endingWhy)
 			c.goneSeed(SeedGone{Key: a.Key, Revision: a.Seq, Stored: stored, TTLMS: markerMS}, true)
-			return
+			break
 		}
-		c.transition(k, "cooldown", s.Engine, s.Rollout(), "")
-		sd := s.Seed
-		sd.State = subjects.SeedCooldown
-		c.putSeed(SeedPut{Seed: sd, Revision: a.Seq, Stored: stored, TTLMS: c.policy.SeedCooldown.Milliseconds()}, true)
+		c.transition(k, "cooldown", k.ending.Engine, k.ending.Rollout(), "")
+		c.putSeed(SeedPut{Seed: k.ending, Revision: a.Seq, Stored: stored, TTLMS: c.policy.SeedCooldown.Milliseconds()}, true)
 	case Gone:
-		c.setSeed(k, nil) // expired, or given back so long ago that its marker is
-		c.attend(k)
+		if at { // expired, or given back so long ago that its marker is
+			c.setSeed(k, nil)
+		}
 	default:
-		k.next = c.now + c.t.Backoff // somebody else's end is on its way, or NATS refuses
+		if at {
+			k.next = c.now + c.t.Backoff // somebody else's end is on its way, or NATS refuses
+		}
 	}
+	c.attend(k)
 }
 
 // markerMS is how long the marker of a seed that is given back lives.
