@@ -8,7 +8,8 @@ import (
 
 // Dispatcher is the daemon that places rollouts.
 type Dispatcher struct {
-	Name string `help:"Name in the pool; without one it is the host's and a random token." placeholder:"NAME"`
+	Name    string `help:"Name in the pool; without one it is the host's and a random token." placeholder:"NAME"`
+	Explain bool   `help:"Publish decisions with their candidates: up to 16, with features and score parts, some KB each."`
 	layoutFlags
 	httpFlag
 	scaleFlag
@@ -43,7 +44,7 @@ func (c *Dispatcher) Run(a *app) error {
 	}
 	cfg := dispatcher.Config{
 		Pool: a.opts.Pool, Name: c.Name, Version: programVersion(), Layout: c.layout(settings.Record), Log: log,
-		Timings: dispatcher.DefaultTimings().Scale(c.TimingScale),
+		Timings: dispatcher.DefaultTimings().Scale(c.TimingScale), Explain: c.Explain,
 	}.WithDefaults()
 	if c.Journal {
 		done, err := c.record(a, &cfg, nc, log)

@@ -52,7 +52,7 @@ type cli struct {
 
 	Submit   Submit   `cmd:"" group:"Rollouts" help:"Submit rollouts from a file, from standard input, or one prompt from flags."`
 	Results  Results  `cmd:"" group:"Rollouts" help:"Read answers, those that are there or as they come."`
-	Validate Validate `cmd:"" group:"Rollouts" help:"Check requests without sending them."`
+	Validate Validate `cmd:"" group:"Rollouts" help:"Check requests without sending them, or affinity on live engines."`
 	Cancel   Cancel   `cmd:"" group:"Rollouts" help:"Give up rollouts: one, a group, a trajectory or a whole job."`
 
 	Get      Get      `cmd:"" group:"Looking" help:"List engines, rollouts, dispatchers, jobs or decisions."`

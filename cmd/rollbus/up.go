@@ -103,7 +103,7 @@ func (c *Up) config(a *app) (local.Config, error) {
 	}
 	cfg := local.Config{
 		Pool: a.opts.Pool, NATS: local.NATSConfig{Dir: c.Data, Listen: c.Listen, Sync: c.Data != ""},
-		Settings: recommended(), Dispatchers: c.Dispatchers, Journal: c.Journal, SelfCheck: c.selfCheck(), Version: programVersion(), Log: a.log(),
+		Settings: recommended(), Dispatchers: c.Dispatchers, Journal: c.Journal, Explain: true, SelfCheck: c.selfCheck(), Version: programVersion(), Log: a.log(),
 		AgentTimings: workeragent.Timings{DrainTimeout: c.DrainTimeout},
 	}
 	sims := true

@@ -33,6 +33,7 @@ type Config struct {
 	AgentTimings      workeragent.Timings // zero fields take the default
 
 	Journal bool // dispatchers record what they saw and decided
+	Explain bool // decisions are published with their candidates
 	// SelfCheck has each dispatcher replay samples of its journal; nil = off.
 	SelfCheck *journal.SelfCheck
 
@@ -163,7 +164,7 @@ func (p *Pool) startDispatchers(run context.Context) error {
 		}
 		cfg := dispatcher.Config{
 			Pool: p.cfg.Pool, Name: name, Version: p.cfg.Version, Layout: p.cfg.Layout,
-			Timings: p.cfg.DispatcherTimings, Log: p.cfg.Log,
+			Timings: p.cfg.DispatcherTimings, Explain: p.cfg.Explain, Log: p.cfg.Log,
 		}.WithDefaults()
 		if p.cfg.Journal {
 			w, err := journal.ForPool(p.Store.JS(), p.Name, cfg.CoreConfig(), p.cfg.Version, p.cfg.SelfCheck, p.cfg.Log)
