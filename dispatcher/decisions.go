@@ -16,6 +16,15 @@ type line struct {
 	core.Decision
 	Dispatcher string `json:"dispatcher"`
 	AtNS       int64  `json:"at_ns,omitempty"` // server time, unix ns
+
+	transition *core.Transition // instead of a decision
+}
+
+func (x line) encode() ([]byte, error) {
+	if x.transition != nil {
+		return json.Marshal(transitionLine{*x.transition, x.Dispatcher, x.AtNS})
+	}
+	return json.Marshal(x)
 }
 
 // maxLineBytes bounds a line; one that is longer goes without its candidates.
@@ -52,10 +61,10 @@ func (l *lines) run(ctx context.Context) error {
 				l.metrics.dropped.WithLabelValues("decision").Inc()
 				continue // a reconnect buffer is for writes that matter
 			}
-			b, err := json.Marshal(x)
+			b, err := x.encode()
 			if err == nil && len(b) > maxLineBytes {
 				x.Candidates = nil
-				b, err = json.Marshal(x)
+				b, err = x.encode()
 			}
 			if err != nil || l.nc.Publish(l.subject, b) != nil {
 				l.metrics.dropped.WithLabelValues("decision").Inc()

@@ -24,6 +24,15 @@ func (d *Dispatcher) begin(e core.Effect) {
 	case core.Bind:
 		m := d.hand.get(e.Handle) // now: it may leave the hand before the goroutine runs
 		d.spawn(func() { d.send(d.workCtx, d.bind(d.workCtx, e, m)) })
+	case core.SeedBind:
+		m, chosen := d.hand.get(e.Handle), time.Now()
+		d.spawn(func() { d.send(d.workCtx, d.seed(d.workCtx, e, m, chosen)) })
+	case core.WriteSeed:
+		d.write(func(ctx context.Context) core.Event { return d.writeSeed(ctx, e) })
+	case core.WriteOwners:
+		d.write(func(ctx context.Context) core.Event { return d.writeOwners(ctx, e) })
+	case core.Transition:
+		d.moved(e)
 	case core.GetFromLeader:
 		d.write(func(ctx context.Context) core.Event { return d.askLeader(ctx, e) })
 	case core.Retry:

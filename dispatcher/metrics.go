@@ -159,6 +159,10 @@ var coreHelp = map[string]string{
 	"requeues":             "Reservations requeued, by cause.",
 	"bind_refusals":        "Binds that were refused, by answer.",
 	"fetch_errors":         "Pulls that the core was told had failed.",
+	"owner_transitions":    "Changes of owners and seeds made by this dispatcher: first, seeded, proved, cooldown, given_back, over_ceiling, struck, refreshed.",
+	"owner_proofs":         "Completions of keys without owner: clean, and why others prove nothing: stray, failed, no_usage, other_life, unprovable.",
+	"owners_struck":        "Owners that count no more for what their cache events say: evicted, cleared.",
+	"owner_waits":          "Requests that waited for the pressured owners of their key, by why no owner could be added.",
 }
 
 func helpOf(name string) string {

@@ -106,14 +106,10 @@ func (d *Dispatcher) followers() map[core.ViewKind]func(context.Context) error {
 		out[view] = d.follow(view, once)
 	}
 	add(core.ViewReservations, func(ctx context.Context) error {
-		return d.store.FollowReservations(ctx, cfg, kvstate.Handler[kvstate.Reservation, kvstate.Marker]{
-			Swap: func(rs []kvstate.Reservation, gone []kvstate.Marker) {
-				d.send(ctx, core.ViewSwap{
-					Kind: core.ViewReservations, Reservations: each(rs, reservationPut), Gone: each(gone, reservationGone),
-				})
-			},
-			Put:   func(r kvstate.Reservation) { d.send(ctx, reservationPut(r)) },
-			Gone:  func(m kvstate.Marker) { d.send(ctx, reservationGone(m)) },
+		return d.store.FollowAll(ctx, cfg, kvstate.Handler[kvstate.Entry, kvstate.Ended]{
+			Swap:  func(es []kvstate.Entry, xs []kvstate.Ended) { d.send(ctx, entries(es, xs)) },
+			Put:   func(e kvstate.Entry) { d.send(ctx, entryPut(e)) },
+			Gone:  func(x kvstate.Ended) { d.send(ctx, entryGone(x)) },
 			Alive: d.contact(ctx, core.ViewReservations), Bad: d.unreadable(core.ViewReservations),
 		})
 	})
@@ -168,6 +164,18 @@ func (d *Dispatcher) followers() map[core.ViewKind]func(context.Context) error {
 			},
 			Gone:  func(v kvstate.Value[struct{}]) { d.walker.goneCancel(v.Key) },
 			Alive: d.contact(ctx, core.ViewCancels), Bad: d.unreadable(core.ViewCancels),
+		})
+	})
+	add(core.ViewOwners, func(ctx context.Context) error {
+		return d.store.FollowOwners(ctx, cfg, kvstate.Handler[kvstate.Value[subjects.Ownership], kvstate.Value[struct{}]]{
+			Swap: func(vs []kvstate.Value[subjects.Ownership], _ []kvstate.Value[struct{}]) {
+				d.send(ctx, core.ViewSwap{Kind: core.ViewOwners, Owners: each(vs, ownerPut)})
+			},
+			Put: func(v kvstate.Value[subjects.Ownership]) { d.send(ctx, ownerPut(v)) },
+			Gone: func(v kvstate.Value[struct{}]) {
+				d.send(ctx, core.OwnersGone{Key: v.Key, Revision: v.Revision})
+			},
+			Alive: d.contact(ctx, core.ViewOwners), Bad: d.unreadable(core.ViewOwners),
 		})
 	})
 	add(core.ViewPools, func(ctx context.Context) error {
@@ -278,6 +286,10 @@ func enginePut(v kvstate.Value[subjects.Engine]) core.EnginePut {
 
 func dispatcherPut(v kvstate.Value[subjects.Dispatcher]) core.DispatcherPut {
 	return core.DispatcherPut{Dispatcher: v.Key, Revision: v.Revision, Stored: nanos(v.Stored)}
+}
+
+func ownerPut(v kvstate.Value[subjects.Ownership]) core.OwnerPut {
+	return core.OwnerPut{Ownership: v.V, Revision: v.Revision, Stored: nanos(v.Stored), TTLMS: v.TTL.Milliseconds()}
 }
 
 func cancelPut(v kvstate.Value[subjects.Cancel]) core.CancelPut {
