@@ -8,7 +8,8 @@ import "time"
 //
 //	fused = max(0, reserved at the sample + EMA(observed - reserved at the sample)) + newer
 //
-// Reservations newer than the sample are added exactly. Without samples the
+// Reservations newer than the sample are added exactly, and requests whose
+// reservation has gone since are no longer counted as running. Without samples the
 // loop is open: reserved alone. The zero value has seen nothing; a new epoch
 // starts with a zero value. A value type: the core keeps one in each engine.
 type Fuser struct {
@@ -16,6 +17,7 @@ type Fuser struct {
 	hasTokens        bool
 	hasRequests      bool
 	at               time.Duration // of the last sample
+	held             int           // requests reserved then
 	rates            rates
 }
 
@@ -39,7 +41,7 @@ func (f *Fuser) Sample(now time.Duration, o *Observed, at Reserved) {
 	if now-f.at > fuseForget {
 		f.hasTokens, f.hasRequests = false, false
 	}
-	f.at = now
+	f.at, f.held = now, at.Requests
 	if o.UsedTokens >= 0 {
 		f.tokens = blend(f.tokens, float64(o.UsedTokens-at.Tokens), f.hasTokens)
 		f.hasTokens = true
@@ -61,6 +63,11 @@ func blend(old, v float64, has bool) float64 {
 func (f *Fuser) Fuse(o *Observed, all, newer Reserved) {
 	if o.UsedTokens >= 0 && f.hasTokens {
 		o.UsedTokens = max(0, all.Tokens-newer.Tokens+int64(f.tokens)) + newer.Tokens
+	}
+	if ended := f.held - (all.Requests - newer.Requests); ended > 0 {
+		// They ran; what waits is taken only when the report shows fewer running.
+		waited := max(0, ended-o.Running)
+		o.Running, o.Waiting = max(0, o.Running-ended), max(0, o.Waiting-waited)
 	}
 	o.ExternalRequests = 0
 	if f.hasRequests && f.requests > 0 {

@@ -11,17 +11,18 @@ type FuserState struct {
 	Tokens, Requests       float64
 	HasTokens, HasRequests bool
 	At                     time.Duration
+	Held                   int     `json:"held,omitempty"`
 	Decode, Prefill        float64 // tokens/s learned
 }
 
 // State of the fuser now.
 func (f *Fuser) State() FuserState {
-	return FuserState{f.tokens, f.requests, f.hasTokens, f.hasRequests, f.at, f.rates.decode, f.rates.prefill}
+	return FuserState{f.tokens, f.requests, f.hasTokens, f.hasRequests, f.at, f.held, f.rates.decode, f.rates.prefill}
 }
 
 // Fuser is the one that the state was taken of.
 func (s FuserState) Fuser() Fuser {
-	return Fuser{tokens: s.Tokens, requests: s.Requests, hasTokens: s.HasTokens, hasRequests: s.HasRequests, at: s.At, rates: rates{s.Decode, s.Prefill}}
+	return Fuser{tokens: s.Tokens, requests: s.Requests, hasTokens: s.HasTokens, hasRequests: s.HasRequests, at: s.At, held: s.Held, rates: rates{s.Decode, s.Prefill}}
 }
 
 // LengthsState is what was learned of lengths as plain data, oldest first.

@@ -29,7 +29,7 @@ func TestWhatWasLearnedComesBackFromItsState(t *testing.T) {
 
 func TestEveryFieldOfWhatIsLearnedIsInItsState(t *testing.T) {
 	for of, names := range map[any]string{
-		Fuser{}: "tokens requests hasTokens hasRequests at rates", rates{}: "decode prefill",
+		Fuser{}: "tokens requests hasTokens hasRequests at held rates", rates{}: "decode prefill",
 		Lengths{}: "groups jobs pool seen", Sticky{}: "trajectories groups",
 	} {
 		typ := reflect.TypeOf(of)
