@@ -25,11 +25,17 @@ const (
 	stopWait        = 10 * time.Second
 )
 
-// startBus starts a pool as it is deployed, with the recommended policy.
+// startBus starts a pool as it is deployed, with the recommended policy, but for
+// journals.
 func startBus(ctx context.Context, s *servers, c Case) (*side, error) {
-	x, err := newSide(ctx, "bus", s, c)
+	return startPool(ctx, "bus", s, c, nil)
+}
+
+// startPool starts one whose dispatchers keep journals when journaled is not nil.
+func startPool(ctx context.Context, name string, s *servers, c Case, journaled *journals) (*side, error) {
+	x, err := newSide(ctx, name, s, c)
 	if err == nil {
-		err = x.startBus(ctx, c)
+		err = x.startBus(ctx, c, journaled)
 	}
 	if err != nil {
 		if x != nil {
@@ -40,7 +46,7 @@ func startBus(ctx context.Context, s *servers, c Case) (*side, error) {
 	return x, nil
 }
 
-func (x *side) startBus(ctx context.Context, c Case) error {
+func (x *side) startBus(ctx context.Context, c Case, journaled *journals) error {
 	store, err := kvstate.Open(x.nc, x.pool)
 	if err != nil {
 		return err
@@ -72,7 +78,13 @@ func (x *side) startBus(ctx context.Context, c Case) error {
 		if err != nil {
 			return err
 		}
-		d, err := dispatcher.New(dispatcher.Config{Pool: x.name, Name: name, Layout: layout, Recorder: refusals{&x.refused}}, nc)
+		cfg := dispatcher.Config{Pool: x.name, Name: name, Layout: layout, Recorder: refusals{&x.refused}}
+		if journaled != nil {
+			if cfg.Recorder, err = journaled.start(x, cfg.WithDefaults(), nc); err != nil {
+				return err
+			}
+		}
+		d, err := dispatcher.New(cfg, nc)
 		if err != nil {
 			return err
 		}

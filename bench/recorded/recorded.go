@@ -33,6 +33,7 @@ type Options struct {
 	Over        time.Duration
 	Prompt      int           // 512 tokens; the first half is that of the rollout's group of eight
 	Output      int           // 100 tokens on average
+	KVTokens    int           // 60,000 of each engine, with Cache
 	Cache       bool          // engines run the engine model: load reports, cache events, prefixes that are found
 	Faults      bool          // engines die, are cut off and come back; attempts come back; writes are slow
 	Syncs       bool          // weight syncs: engines pause and come back with the next version
@@ -54,6 +55,7 @@ func (o Options) withDefaults() Options {
 	fill(&o.Rollouts, 100)
 	fill(&o.Prompt, 512)
 	fill(&o.Output, 100)
+	fill(&o.KVTokens, 60_000)
 	if o.Limit == 0 {
 		o.Limit = 30 * time.Minute
 	}
@@ -137,8 +139,7 @@ func Make(o Options) (*Run, error) {
 	if o.Syncs {
 		r.syncs(nodes)
 	}
-	began := r.World.Now
-	if !r.World.Run(o.Limit, func() bool { return r.World.Now-began >= o.Over && r.World.AllAnswered() }) {
+	if !r.World.Run(o.Limit, func() bool { return len(r.World.Accepted) == o.Rollouts && r.World.AllAnswered() }) {
 		return nil, fmt.Errorf("recorded: %d of %d rollouts are answered after %v", len(r.World.Answers), len(r.World.Accepted), o.Limit)
 	}
 	r.LastAnswer = r.World.Now
@@ -186,7 +187,7 @@ func (r *Run) engines(o Options) ([]*sim.Node, error) {
 	for i := range o.Engines {
 		n := r.World.AddNode(fmt.Sprintf("e%02d", i+1), o.Slots, 0)
 		if o.Cache {
-			if err := n.SetModel(model.Config{BlockTokens: block, MaxRunning: o.Slots, KVTokens: 60_000}); err != nil {
+			if err := n.SetModel(model.Config{BlockTokens: block, MaxRunning: o.Slots, KVTokens: o.KVTokens}); err != nil {
 				return nil, err
 			}
 		}

@@ -164,24 +164,19 @@ type AnsweredState struct {
 	Horizon int64
 }
 
-// RetiredState is the memory of retired bind numbers.
+// RetiredState is the memory of retired bind numbers, oldest first.
 type RetiredState struct {
-	Order []RetiredAt // oldest first
-	Binds []RetiredBind
+	Order []RetiredBind
 }
 
-// RetiredAt is a rollout and when one of its bind numbers was retired, ns.
-type RetiredAt struct {
-	Key string
-	At  int64
-}
-
-// RetiredBind is the highest retired bind number of a rollout.
+// RetiredBind is a rollout and when one of its bind numbers was retired, ns.
+// The number stands where it is the highest one and not forgotten.
 type RetiredBind struct {
 	Key      string
+	At       int64
+	Current  bool
 	Bind     int
 	Requeued bool
-	At       int64
 }
 
 // JobState is one job.

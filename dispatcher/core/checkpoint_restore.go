@@ -217,8 +217,8 @@ func (s *answeredSet) restore(p AnsweredState) bool {
 func (l *retiredLog) restore(p RetiredState) {
 	for _, o := range p.Order {
 		l.order = append(l.order, retiredAt{o.Key, o.At})
-	}
-	for _, b := range p.Binds {
-		l.byKey[b.Key] = retiredEntry{b.Bind, b.Requeued, b.At}
+		if o.Current {
+			l.byKey[o.Key] = retiredEntry{o.Bind, o.Requeued, o.At}
+		}
 	}
 }

@@ -1,9 +1,7 @@
 package core
 
 import (
-	"cmp"
 	"encoding/binary"
-	"slices"
 )
 
 // CheckpointBytes is about what a checkpoint takes now, so that a caller can do
@@ -114,13 +112,13 @@ func (s *answeredSet) state() AnsweredState {
 }
 
 func (l *retiredLog) state() RetiredState {
-	s := RetiredState{Order: make([]RetiredAt, 0, len(l.order)), Binds: make([]RetiredBind, 0, len(l.byKey))}
+	s := RetiredState{Order: make([]RetiredBind, 0, len(l.order))}
 	for _, o := range l.order {
-		s.Order = append(s.Order, RetiredAt{o.key, o.at})
+		b := RetiredBind{Key: o.key, At: o.at}
+		if e, ok := l.byKey[o.key]; ok && e.at == o.at {
+			b.Current, b.Bind, b.Requeued = true, e.bind, e.requeued
+		}
+		s.Order = append(s.Order, b)
 	}
-	for k, e := range l.byKey {
-		s.Binds = append(s.Binds, RetiredBind{k, e.bind, e.requeued, e.at})
-	}
-	slices.SortFunc(s.Binds, func(a, b RetiredBind) int { return cmp.Compare(a.Key, b.Key) })
 	return s
 }

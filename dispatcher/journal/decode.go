@@ -16,6 +16,33 @@ type decoder struct {
 	hashes []uint64 // by number
 	err    error
 	depth  int
+	names  map[string]string // strings that come again and again, each once
+}
+
+const (
+	maxName  = 48      // bytes of a string that is kept
+	maxNames = 1 << 14 // of them
+)
+
+// text is a string of a journal: names of jobs, engines and epochs come in
+// nearly every event.
+func (d *decoder) text() string {
+	b := d.bytes(d.uint())
+	if len(b) == 0 {
+		return ""
+	}
+	if len(b) > maxName {
+		return string(b)
+	}
+	if s, ok := d.names[string(b)]; ok {
+		return s
+	}
+	if d.names == nil || len(d.names) >= maxNames {
+		d.names = make(map[string]string, 256)
+	}
+	s := string(b)
+	d.names[s] = s
+	return s
 }
 
 // maxDepth of nested values: what stands in journals has five.
@@ -95,8 +122,8 @@ func (d *decoder) value(p *readPlan, v reflect.Value) {
 			v.SetFloat(math.Float64frombits(binary.LittleEndian.Uint64(b)))
 		}
 	case 's':
-		if b := d.bytes(d.uint()); keep {
-			v.SetString(string(b))
+		if s := d.text(); keep {
+			v.SetString(s)
 		}
 	case 'y':
 		if b := d.bytes(d.uint()); keep {
@@ -138,7 +165,7 @@ func (d *decoder) value(p *readPlan, v reflect.Value) {
 			v.Set(reflect.MakeMap(p.typ))
 		}
 		for range n {
-			key := string(d.bytes(d.uint()))
+			key := d.text()
 			var x reflect.Value
 			if keep {
 				x = reflect.New(p.typ.Elem()).Elem()
@@ -245,12 +272,15 @@ func (r *readPlans) event(d *decoder) core.Event {
 		d.fail("event %s, which this program does not know", r.names[n])
 		return nil
 	}
-	v := reflect.New(p.typ).Elem()
-	d.value(p, v)
+	if !p.scratch.IsValid() {
+		p.scratch = reflect.New(p.typ).Elem()
+	}
+	p.scratch.SetZero()
+	d.value(p, p.scratch)
 	if d.err != nil {
 		return nil
 	}
-	return v.Interface().(core.Event)
+	return p.scratch.Interface().(core.Event) // a copy
 }
 
 func (r *Reader) decision(to *core.Decision) {

@@ -158,6 +158,8 @@ type readPlan struct {
 	elem   *readPlan
 	fields []readField
 	typ    reflect.Type // nil = skip
+
+	scratch reflect.Value // of an event: it is read here and copied out
 }
 
 type readField struct {

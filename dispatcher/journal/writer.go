@@ -115,6 +115,7 @@ type Writer struct {
 
 	queue  chan batch
 	queued atomic.Int64 // bytes
+	stored atomic.Int64 // bytes of frames
 	broken atomic.Bool  // a batch was lost: the next one must refer to none before it
 
 	check *checker // nil = off
@@ -148,6 +149,9 @@ func NewWriter(opt Options) (*Writer, error) {
 
 // Start is the random name of this start in the journal.
 func (w *Writer) Start() string { return w.start }
+
+// Stored is how many bytes of frames have been stored.
+func (w *Writer) Stored() int64 { return w.stored.Load() }
 
 // Record keeps one step. It never waits for more than memory.
 func (w *Writer) Record(now time.Duration, ev core.Event, effects []core.Effect) {
@@ -334,6 +338,7 @@ func (w *Writer) publish(h Header, payload []byte) bool {
 			return false
 		}
 		w.meter.bytes.Add(float64(len(frame)))
+		w.stored.Add(int64(len(frame)))
 		if w.check != nil {
 			w.check.keep(&h, frame)
 		}

@@ -17,13 +17,15 @@ const stateVersion = 1
 const maxStateDepth = 24
 
 // StateBytes is about how much AppendState appends.
-func (x *Index) StateBytes() int64 { return x.bytes() }
+func (x *Index) StateBytes() int64 {
+	return int64(x.blocks.n+x.sets.byHash.n)*12 + int64(x.blocks.segs+x.sets.byHash.segs)*264 + x.sets.bytes/4 + int64(len(x.slots))*8
+}
 
 // AppendState appends all that the index's answers depend on: one restored from
 // it answers every later call as this one does, evictions included. Equal
 // indexes give equal bytes.
 func (x *Index) AppendState(b []byte) []byte {
-	w := stateWriter{append(b, stateVersion)}
+	w := stateWriter{append(slices.Grow(b, int(x.StateBytes())+1024), stateVersion)}
 	w.table(x.blocks)
 	w.table(x.sets.byHash)
 	w.sets(x.sets)
