@@ -47,6 +47,21 @@ func TestFusionAddsTheAverageDifferenceAndNewerReservationsExactly(t *testing.T)
 	}
 }
 
+func TestARequestWhoseReservationIsGoneRunsNoMore(t *testing.T) {
+	var f policy.Fuser
+	o := policy.Observed{UsedTokens: -1, Running: 8, Waiting: 2}
+	f.Sample(time.Second, &o, policy.Reserved{Requests: 9}) // and one that nobody reserved
+	for _, c := range []struct{ reserved, newer, running, waiting int }{
+		{9, 0, 8, 2}, {5, 0, 4, 2}, {7, 2, 4, 2}, {0, 0, 0, 1}, {11, 2, 8, 2},
+	} {
+		x := o
+		f.Fuse(&x, policy.Reserved{Requests: c.reserved}, policy.Reserved{Requests: c.newer})
+		if x.Running != c.running || x.Waiting != c.waiting {
+			t.Errorf("%d reserved, %d of them newer: %d run and %d wait, want %d and %d", c.reserved, c.newer, x.Running, x.Waiting, c.running, c.waiting)
+		}
+	}
+}
+
 func TestUnknownUsageStaysUnknown(t *testing.T) {
 	var f policy.Fuser
 	o := policy.Observed{UsedTokens: -1, Running: 3}

@@ -33,6 +33,7 @@ func (p *projectedTime) score(r *round) {
 	out := r.grow()
 	r.load = growTo(r.load, len(out))
 	least := math.MaxFloat64
+	r.learnPeers()
 	for k, i := range r.adm {
 		t := r.times(&r.in.Candidates[i])
 		load := t.load()
@@ -99,29 +100,75 @@ func bounded(own, reference, bound float64) float64 {
 }
 
 // rates are the candidate's, tokens/s: what it showed when it was busy, else its
-// profile, else the pool's defaults.
+// profile, else the mean of the candidates that have one of those, else the
+// pool's defaults. An engine that was never busy is as good as its peers: by a
+// default of its own it would look better or worse than they for nothing.
 func (r *round) rates(c *Candidate) (decode, prefill float64) {
-	decode, prefill = c.ProfileDecodeTokS, c.ProfilePrefillTokS
+	decode, prefill = r.known(c)
 	if !(decode > 0) {
-		decode = r.s.DecodeTokS
+		decode = r.peers.decode
 	}
 	if !(prefill > 0) {
-		prefill = r.s.PrefillTokS
-	}
-	if r.basis == BasisEngine {
-		decode = bounded(c.Observed.DecodeTokS, decode, r.s.RateBound)
-		prefill = bounded(c.Observed.PrefillTokS, prefill, r.s.RateBound)
+		prefill = r.peers.prefill
 	}
 	return decode, prefill
 }
 
+// known rates of a candidate; 0 = none.
+func (r *round) known(c *Candidate) (decode, prefill float64) {
+	decode, prefill = c.ProfileDecodeTokS, c.ProfilePrefillTokS
+	if r.basis != BasisEngine {
+		return decode, prefill
+	}
+	if own := c.Observed.DecodeTokS; own > 0 {
+		decode = bounded(own, or(decode, r.s.DecodeTokS), r.s.RateBound)
+	}
+	if own := c.Observed.PrefillTokS; own > 0 {
+		prefill = bounded(own, or(prefill, r.s.PrefillTokS), r.s.RateBound)
+	}
+	return decode, prefill
+}
+
+func or(v, other float64) float64 {
+	if v > 0 {
+		return v
+	}
+	return other
+}
+
+// learnPeers takes the mean of the rates that are known.
+func (r *round) learnPeers() {
+	var sum rates
+	decodes, prefills := 0, 0
+	for _, i := range r.adm {
+		decode, prefill := r.known(&r.in.Candidates[i])
+		if decode > 0 {
+			sum.decode += decode
+			decodes++
+		}
+		if prefill > 0 {
+			sum.prefill += prefill
+			prefills++
+		}
+	}
+	r.peers = rates{r.s.DecodeTokS, r.s.PrefillTokS}
+	if decodes > 0 {
+		r.peers.decode = sum.decode / float64(decodes)
+	}
+	if prefills > 0 {
+		r.peers.prefill = sum.prefill / float64(prefills)
+	}
+}
+
 // source tells where rates took one from.
-func (r *round) source(own, profile float64) RateSource {
+func (r *round) source(own, profile, used, standard float64) RateSource {
 	switch {
 	case own > 0:
 		return RateEngine
 	case profile > 0:
 		return RateProfile
+	case used != standard:
+		return RatePeers
 	}
 	return RateDefault
 }
@@ -267,7 +314,7 @@ func (p *projectedTime) explain(r *round, k int, out *Scored) {
 		own = *c.Observed
 	}
 	out.DecodeTokS, out.PrefillTokS = r.rates(c)
-	out.DecodeFrom, out.PrefillFrom = r.source(own.DecodeTokS, c.ProfileDecodeTokS), r.source(own.PrefillTokS, c.ProfilePrefillTokS)
+	out.DecodeFrom, out.PrefillFrom = r.source(own.DecodeTokS, c.ProfileDecodeTokS, out.DecodeTokS, r.s.DecodeTokS), r.source(own.PrefillTokS, c.ProfilePrefillTokS, out.PrefillTokS, r.s.PrefillTokS)
 }
 
 func growTo(s []float64, n int) []float64 {

@@ -141,6 +141,20 @@ func TestTheFormulaInNumbers(t *testing.T) {
 	}
 }
 
+func TestAnEngineThatWasNeverBusyIsAsGoodAsItsPeers(t *testing.T) {
+	cs := reports(engines(3))
+	for i, rate := range []float64{600, 1000, 0} {
+		cs[i].Observed.DecodeTokS, cs[i].Observed.PrefillTokS = rate, 4*rate
+		cs[i].Observed.Running = 4
+	}
+	_, rec := decide(enforcing(t, policy.ProjectedTime, nil), input(cs, request()))
+	for _, c := range rec.Candidates {
+		if c.Index == 2 && (c.DecodeTokS != 800 || c.PrefillTokS != 3200 || c.DecodeFrom != policy.RatePeers || c.PrefillFrom != policy.RatePeers) {
+			t.Errorf("an engine without rates counts with %v (%s) and %v (%s), want its peers' 800 and 3200", c.DecodeTokS, c.DecodeFrom, c.PrefillTokS, c.PrefillFrom)
+		}
+	}
+}
+
 func TestTheBarrierIsSteepNearFullAndFiniteAtFull(t *testing.T) {
 	barrier := func(used int64) float64 {
 		cs := reports(engines(1))

@@ -139,6 +139,7 @@ type RateSource string
 const (
 	RateEngine  RateSource = "engine"  // what it shows in this life, when it is busy
 	RateProfile RateSource = "profile" // what it showed before, by its registration or in an earlier life
+	RatePeers   RateSource = "peers"   // the mean of the candidates that have one of those
 	RateDefault RateSource = "default" // decode_tok_s, prefill_tok_s of the pool
 )
 

@@ -35,6 +35,7 @@ type round struct {
 	load  []float64 // of adm; seconds without prefill, projected_time only
 	best  float64   // least score
 	// leastLoad is the least of load.
+	peers     rates // of projected_time: mean rates of the candidates that have some
 	leastLoad float64
 	tied      int
 }
