@@ -158,7 +158,7 @@ func (x *side) drain(ctx context.Context) error {
 // paced submits at a rate and measures each rollout from ROLLOUTS to its
 // reservation, in milliseconds of the NATS server's clock.
 func (x *side) paced(ctx context.Context, length time.Duration, perSecond float64) ([]float64, error) {
-	w := &waits{submitted: map[string]time.Time{}, bound: map[string]time.Time{}}
+	w := &waits{submitted: map[string]time.Time{}, bound: map[string]time.Time{}, ended: map[string]time.Time{}}
 	end, err := w.watch(ctx, x)
 	if err != nil {
 		return nil, err
@@ -189,6 +189,18 @@ func (x *side) paced(ctx context.Context, length time.Duration, perSecond float6
 	if err != nil {
 		return nil, err
 	}
+	// What was answered was stored; to be seen here may take longer.
+	ctx, stop := context.WithTimeoutCause(ctx, drainWait, fmt.Errorf("not every reservation was seen after %v", drainWait))
+	defer stop()
+	every := time.NewTicker(5 * time.Millisecond)
+	defer every.Stop()
+	for w.seen() < sent {
+		select {
+		case <-every.C:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%d of %d: %w", w.seen(), sent, context.Cause(ctx))
+		}
+	}
 	out := w.list()
 	if len(out) == 0 {
 		return nil, errors.New("no latency was seen")
@@ -200,6 +212,7 @@ func (x *side) paced(ctx context.Context, length time.Duration, perSecond float6
 type waits struct {
 	mu               sync.Mutex
 	submitted, bound map[string]time.Time
+	ended            map[string]time.Time // deleted: a bind that was not delivered before is none that can be seen
 }
 
 // watch looks from outside, alike on both sides: at the copies that ROLLOUTS
@@ -226,11 +239,17 @@ func (w *waits) watch(ctx context.Context, x *side) (end func(), err error) {
 		return nil, err
 	}
 	cfg := subjects.FollowerConsumer("f-stopwatch-reservations", subjects.BucketSubject(x.pool.Bucket(subjects.Reservations), ">"), true)
+	cfg.DeliverPolicy = jetstream.DeliverNewPolicy // not the markers of a minute
 	stream := subjects.BucketStream(x.pool.Bucket(subjects.Reservations))
 	err = follow(ctx, nc, js, stream, cfg, func(m *nats.Msg) {
 		_, _, id, ok := x.pool.ParseReservationSubject(m.Subject)
-		if meta, err := m.Metadata(); ok && err == nil && m.Header.Get(subjects.HdrKVOperation) == "" {
+		meta, err := m.Metadata()
+		switch {
+		case !ok || err != nil:
+		case m.Header.Get(subjects.HdrKVOperation) == "":
 			w.put(w.bound, id, meta.Timestamp)
+		default:
+			w.put(w.ended, id, meta.Timestamp)
 		}
 	})
 	if err != nil {
@@ -249,6 +268,13 @@ func (w *waits) put(m map[string]time.Time, id string, at time.Time) {
 	if _, ok := m[id]; !ok { // the first bind counts
 		m[id] = at
 	}
+}
+
+// seen is how many rollouts were seen from one end to the other.
+func (w *waits) seen() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return min(len(w.submitted), len(w.ended))
 }
 
 func (w *waits) list() []float64 {
