@@ -27,7 +27,7 @@ func Burst(ctx context.Context, cfg Config) (*Report, error) {
 		for i := range w.Rollouts {
 			w.Rollouts[i].Group, w.Rollouts[i].Size = "", 0 // nothing that would make them meet
 		}
-		return &Case{Engines: fleet, Work: w, Seed: seed, Dispatchers: dispatchers, Options: sim.Options{WatchDelay: 50 * time.Millisecond}}, err
+		return &Case{Engines: fleet, Work: w, Seed: seed, Dispatchers: dispatchers, Options: sim.Options{WatchDelay: 5 * time.Millisecond}}, err
 	}
 	p := newPool(ctx, cfg)
 	cs, err := p.tuned("over_fair_max", cfg.seeds(), build)

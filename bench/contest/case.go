@@ -243,7 +243,6 @@ func (r *Run) ended(j *job, engine, tokens, cached int, status subjects.Status) 
 	} else {
 		r.out.add(r.done(j, engine, tokens, cached, status), key)
 	}
-	delete(r.jobs, key)
 	r.pace.Answered(r.World.Now, j.r.Job, j.r.ID)
 	r.release()
 }
