@@ -2,7 +2,6 @@ package workeragent
 
 import (
 	"context"
-	"fmt"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -64,6 +63,7 @@ type cacheView struct {
 	view    *kvevents.View
 	feed    *kvevents.Feed        // exact
 	approx  *kvevents.Approximate // approximate
+	audited *audited              // exact
 	sub     *nats.Subscription
 	stop    context.CancelFunc
 	running sync.WaitGroup
@@ -86,6 +86,7 @@ func (u *unit) cacheLoop(ctx context.Context) {
 			case <-u.kickCache:
 				waiting = false
 			case <-tick.C:
+				c.compare()
 				waiting = false
 			case <-ctx.Done():
 				return
@@ -177,11 +178,11 @@ func (c *cacheView) build(ctx context.Context, want cacheWant, sources []kvevent
 	if c.view != nil && c.want.epoch == want.epoch {
 		c.doubt()
 	}
-	c.view, c.feed, c.approx, c.sources = nil, nil, nil, sources
+	c.view, c.feed, c.approx, c.audited, c.sources = nil, nil, nil, nil, sources
 	u := c.u
 	if len(sources) > 0 {
 		feed, err := kvevents.New(kvevents.Config{
-			Engine: u.name, Epoch: want.epoch, Sources: sources, Publish: c.publish, Log: u.log, Replays: u.a.replays,
+			Engine: u.name, Epoch: want.epoch, Sources: sources, Publish: c.publish, Log: u.log, Replays: u.a.replays, MuteAfter: u.a.t.DownAfter,
 			Index:    kvevents.IndexConfig{Model: want.model, BlockTokens: want.block, EngineBlock: want.engine},
 			Identity: u.cfg.Adapter.(engine.EventSourcer).Identity,
 			Alarm:    func(a kvevents.Alarm) { u.a.metrics.cacheAlarms.WithLabelValues(u.name, string(a.Kind)).Inc() },
@@ -190,12 +191,16 @@ func (c *cacheView) build(ctx context.Context, want cacheWant, sources []kvevent
 			return err
 		}
 		c.feed, c.view = feed, feed.View()
+		c.audited = &audited{view: c.view, block: want.block, audit: kvevents.NewAudit(func(k kvevents.AlarmKind, text string) {
+			u.log.Warn("the view of the engine's cache is wrong", "alarm", string(k), "text", text)
+			u.a.metrics.cacheAlarms.WithLabelValues(u.name, string(k)).Inc()
+		})}
 	} else {
 		c.view = kvevents.NewView(want.epoch, c.publish)
-		c.approx = kvevents.NewApproximate(c.view, 0, want.most)
+		c.approx = kvevents.NewApproximate(c.view, u.a.t.CacheGuess, want.most)
 	}
 	if c.sub, err = kvevents.AnswerSnapshots(u.a.nc, u.a.pool.Snapshot(u.name), c.view); err != nil {
-		c.view, c.feed, c.approx = nil, nil, nil
+		c.view, c.feed, c.approx, c.audited = nil, nil, nil, nil
 		return err
 	}
 	if c.feed != nil {
@@ -265,6 +270,7 @@ func (c *cacheView) tell() {
 	u := c.u
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	u.audited = c.audited
 	if u.told != told {
 		u.told = told
 		kick(u.kickReg)
@@ -305,11 +311,7 @@ func (u *unit) cached(req *subjects.Request, o *engine.Outcome) {
 	if told.events != eventsApproximate {
 		return
 	}
-	model := req.Model
-	if model == "" {
-		model = u.a.settings.Load().Model
-	}
-	r := ranHere{epoch: told.epoch, namespace: blockhash.Namespace(model, req.LoRA, req.CacheSalt), prompt: req.PromptTokenIDs, output: o.TokenIDs}
+	r := ranHere{epoch: told.epoch, namespace: u.namespace(req), prompt: req.PromptTokenIDs, output: o.TokenIDs}
 	if req.Resume != nil {
 		r.resumed = req.Resume.TokenIDs
 	}
@@ -333,18 +335,4 @@ func (u *unit) eventsLocked() string {
 func (u *unit) emptiedLocked() {
 	u.emptied++
 	kick(u.kickCache)
-}
-
-// CacheEmptied says that a command emptied an engine's cache: a flush, a sleep,
-// new weights. Its view is empty from then on, whenever the engine says so.
-func (a *Agent) CacheEmptied(name string) error {
-	for _, u := range a.units {
-		if u.name == name {
-			u.mu.Lock()
-			defer u.mu.Unlock()
-			u.emptiedLocked()
-			return nil
-		}
-	}
-	return fmt.Errorf("engine %q is not served by this agent", name)
 }

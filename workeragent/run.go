@@ -69,10 +69,12 @@ func (u *unit) attempt(r *run) verdict {
 	}
 	out := u.deltas(r, req)
 	defer out.close()
+	match := u.match(req)
 	u.hand(r)
 	o, err := u.cfg.Adapter.Generate(ctx, req, engine.Run{ID: r.id, Rank: r.res.Rank}, out.take)
 	u.leave(r, o, err)
 	u.cached(req, &o)
+	u.compared(match, &o)
 	cause := context.Cause(ctx)
 	if err != nil && cause == nil {
 		// The adapter was misused or is closed: nothing is known of the request.
@@ -173,7 +175,10 @@ func (u *unit) hand(r *run) {
 func (u *unit) leave(r *run, o engine.Outcome, err error) {
 	u.mu.Lock()
 	r.phase = settling
-	cut := err != nil && !r.handed.IsZero() && u.life.Err() == nil
+	// Output that was given up in the middle may go on there as well as a run
+	// that was ended from here.
+	givenUp := err != nil || o.Kind == engine.Failed || o.Kind == engine.DataError && len(o.TokenIDs) > 0
+	cut := givenUp && !r.handed.IsZero() && u.life.Err() == nil
 	if cut {
 		u.ghosts++
 	}

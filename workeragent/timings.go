@@ -16,7 +16,7 @@ type Timings struct {
 	Probe        time.Duration // 5s between looks at an engine's capabilities
 	ProbeDown    time.Duration // 1s between them while it does not answer
 	ProbeTimeout time.Duration // 5s for one look
-	DownAfter    time.Duration // 15s of unanswered looks until an engine counts as down; refused connections count at once
+	DownAfter    time.Duration // 15s of unanswered looks until an engine counts as down; refused connections count at once; also until a port for cache events counts as mute
 
 	ProgressTimeout time.Duration // 2m without output until a run is taken from its engine
 	Watch           time.Duration // 1s between looks for such runs
@@ -25,6 +25,8 @@ type Timings struct {
 	BackoffMin time.Duration // 500ms that an engine is left alone after it refused, doubled each time
 	BackoffMax time.Duration // 30s most
 	WedgeHold  time.Duration // 30s that an engine still counts as down after it was wedged and nothing runs there, doubled each time up to 16-fold
+
+	CacheGuess time.Duration // 10m for which a prompt that ran at an engine without cache events is taken to be cached there
 
 	StoreTimeout   time.Duration // 2s that one write waits for its answer
 	StoreHeartbeat time.Duration // 500ms between signs of life of an idle follower
@@ -43,6 +45,7 @@ func DefaultTimings() Timings {
 		Probe: 5 * time.Second, ProbeDown: time.Second, ProbeTimeout: 5 * time.Second, DownAfter: 15 * time.Second,
 		ProgressTimeout: 2 * time.Minute, Watch: time.Second, AbortTimeout: 5 * time.Second,
 		BackoffMin: 500 * time.Millisecond, BackoffMax: 30 * time.Second, WedgeHold: 30 * time.Second,
+		CacheGuess:   10 * time.Minute,
 		StoreTimeout: 2 * time.Second, StoreHeartbeat: 500 * time.Millisecond,
 		RepeatMin: 50 * time.Millisecond, RepeatMax: 2 * time.Second, ReadyAge: 5 * time.Second,
 		DrainTimeout: 5 * time.Minute, HandBack: 10 * time.Second,

@@ -29,6 +29,7 @@ type unit struct {
 	kickLook  chan struct{} // probe at once
 	kickCache chan struct{} // look at the cache view at once
 	ran       chan ranHere  // for an approximate cache view, bounded
+	ended     chan matched  // to be held against an exact one, bounded
 	changed   chan struct{} // something ended: look whether the unit is idle
 	started   chan struct{} // closed when the epoch is known
 	replaced  chan struct{} // closed when a later agent serves this engine
@@ -60,6 +61,7 @@ type unit struct {
 	wedgeHold   time.Duration // how long the next time
 
 	told    cacheTold // of the cache view
+	audited *audited  // what runs are held against, nil = no exact view
 	emptied int       // times that something emptied the cache, events apart
 
 	runs     map[string]*run   // reservations that are run or settled here, by rollout
@@ -82,7 +84,7 @@ func newUnit(a *Agent, cfg EngineConfig) *unit {
 	u := &unit{
 		a: a, cfg: cfg, name: cfg.Name, log: a.log.With("engine", cfg.Name),
 		kickReg: make(chan struct{}, 1), kickLoad: make(chan struct{}, 1), kickLook: make(chan struct{}, 1),
-		kickCache: make(chan struct{}, 1), ran: make(chan ranHere, maxRan),
+		kickCache: make(chan struct{}, 1), ran: make(chan ranHere, maxRan), ended: make(chan matched, maxRan),
 		changed: make(chan struct{}, 1), started: make(chan struct{}), replaced: make(chan struct{}),
 		seenRegs: make(chan struct{}),
 		epoch:    epoch{mark: newMark()}, counters: -1,

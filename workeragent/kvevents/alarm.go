@@ -16,6 +16,7 @@ const (
 	AlarmUndecodable AlarmKind = "nothing_decodes"        // many batches, no event
 	AlarmBroken      AlarmKind = "broken_event"           // an event of a known type does not decode
 	AlarmDegraded    AlarmKind = "degraded"               // the cache view of a rank is not believed
+	AlarmMute        AlarmKind = "mute"                   // nobody publishes at an advertised port
 	AlarmOrphans     AlarmKind = "unknown_parents"        // stores whose parent never came
 	AlarmNoMatch     AlarmKind = "no_lookup_matches"      // stores arrive, no prompt ever matches
 	AlarmFalseHits   AlarmKind = "predicted_never_cached" // matches that the engine never confirms

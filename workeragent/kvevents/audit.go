@@ -13,16 +13,16 @@ type Audit struct {
 	alarm func(AlarmKind, string)
 
 	mu        sync.Mutex
-	runs      int64 // with a whole block in the prompt, after stores had arrived
-	matched   int64 // with a predicted block
-	confirmed int64 // of these, with cached tokens
-	missed    int64 // cached tokens without a predicted block
+	runs      int // since the last judgement
+	seen      int // of these, runs whose prompt was in the view before or after
+	matched   int // runs with a predicted block since the last judgement of those
+	confirmed int // of these, runs with cached tokens
 }
 
-// Enough runs to say something.
+// auditRuns are enough to say something.
 const auditRuns = 50
 
-// NewAudit makes one.
+// NewAudit makes one. alarm may be called at the end of every 50 runs.
 func NewAudit(alarm func(AlarmKind, string)) *Audit {
 	if alarm == nil {
 		alarm = func(AlarmKind, string) {}
@@ -30,33 +30,43 @@ func NewAudit(alarm func(AlarmKind, string)) *Audit {
 	return &Audit{alarm: alarm}
 }
 
-// Run takes one finished run: whole blocks of its prompt, how many of them the
-// view held when it began, how many blocks the view held at all, and the cached
-// tokens that the engine reported, nil when it does not.
-func (a *Audit) Run(promptBlocks, predicted, held int, cached *int) {
-	if promptBlocks == 0 || held == 0 {
+// AuditedRun is one that completed.
+type AuditedRun struct {
+	PromptBlocks int  // whole pool blocks of its prompt
+	Predicted    int  // of these, held by the view when it began
+	Appeared     int  // held when it ended: the engine has just computed them
+	Held         int  // blocks of anything in the view when it began
+	Cached       *int // tokens that the engine reports as cached, nil = it does not
+}
+
+// Run takes one. Prompts without a whole block say nothing, and neither does an
+// empty view: before the first events, or while its ranks are degraded.
+func (a *Audit) Run(r AuditedRun) {
+	if r.PromptBlocks == 0 || r.Held == 0 {
 		return
 	}
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	a.runs++
-	switch {
-	case predicted > 0:
+	if r.Predicted > 0 || r.Appeared > 0 {
+		a.seen++
+	}
+	if r.Predicted > 0 && r.Cached != nil {
 		a.matched++
-		if cached != nil && *cached > 0 {
+		if *r.Cached > 0 {
 			a.confirmed++
 		}
-	case cached != nil && *cached > 0:
-		a.missed++
 	}
-	runs, matched, confirmed, missed := a.runs, a.matched, a.confirmed, a.missed
-	a.mu.Unlock()
-	if runs%auditRuns != 0 {
-		return
+	if a.runs >= auditRuns {
+		if a.seen == 0 {
+			a.alarm(AlarmNoMatch, fmt.Sprintf("stores arrive, and none of the last %d prompts was found among them, before or after its run: is the model's name the same, is the port this engine's?", a.runs))
+		}
+		a.runs, a.seen = 0, 0
 	}
-	if matched == 0 && missed > 0 {
-		a.alarm(AlarmNoMatch, fmt.Sprintf("%d runs, the engine reported cached tokens for %d of them, and no prompt ever matched a block of its events: is the model's name the same, is the port this engine's?", runs, missed))
-	}
-	if cached != nil && matched >= auditRuns && confirmed == 0 {
-		a.alarm(AlarmFalseHits, fmt.Sprintf("%d runs matched blocks of the events, the engine confirmed none: are these another engine's events?", matched))
+	if a.matched >= auditRuns {
+		if a.confirmed == 0 {
+			a.alarm(AlarmFalseHits, fmt.Sprintf("the last %d prompts that matched blocks of the events had no cached token by the engine's word: are these another engine's events?", a.matched))
+		}
+		a.matched, a.confirmed = 0, 0
 	}
 }

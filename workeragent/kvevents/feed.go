@@ -55,6 +55,8 @@ type Config struct {
 	// Backoff between connections: the first, doubled up to the last, jittered.
 	// Default 100 ms and 10 s.
 	BackoffMin, BackoffMax time.Duration
+	// MuteAfter without a connection a rank's port is alarmed about. Default 10 s.
+	MuteAfter time.Duration
 	// Tick is how often recoveries and expiries are looked after. Default 1 s.
 	Tick time.Duration
 	// Sockets. Default Network.
@@ -73,6 +75,7 @@ func (c Config) withDefaults() Config {
 	dur(&c.Confirm, 2*time.Second)
 	dur(&c.BackoffMin, 100*time.Millisecond)
 	dur(&c.BackoffMax, 10*time.Second)
+	dur(&c.MuteAfter, 10*time.Second)
 	dur(&c.Tick, time.Second)
 	if c.RingMessages <= 0 {
 		c.RingMessages = 1 << 16

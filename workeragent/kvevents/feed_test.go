@@ -422,6 +422,19 @@ func TestACommandThatEmptiesTheCacheNeedsNoEvent(t *testing.T) {
 	}
 }
 
+// scenario C9: whoever is not there holds up nobody.
+func TestAPortWhereNobodyPublishesIsAlarmedAndHoldsUpNobody(t *testing.T) {
+	p := publish(t, anyPort, "")
+	f, _ := follow(t, Config{Sources: []Source{{Endpoint: p.pubAddr}, {Rank: 1, Endpoint: "tcp://127.0.0.1:1"}}, MuteAfter: 20 * time.Millisecond})
+	eventually(t, "the first rank is followed", func() bool { return p.subscribers() == 1 })
+	p.send(false, 0, chained(0, 4)...)
+	eventually(t, "its blocks count", f.matches(4, 4))
+	eventually(t, "the second one's port is told to be mute", func() bool { return f.Alarms()["mute/1"] > 0 })
+	if f.Exact() || f.Alarms()["mute/0"] != 0 {
+		t.Errorf("exact %v, alarms %v", f.Exact(), f.Alarms())
+	}
+}
+
 func TestRanksAreUnited(t *testing.T) {
 	p, q := publish(t, anyPort, ""), publish(t, anyPort, "")
 	f, _ := follow(t, Config{Sources: []Source{{Rank: 0, Endpoint: p.pubAddr}, {Rank: 1, Endpoint: q.pubAddr}}})
@@ -496,30 +509,43 @@ func TestABurstIsSurvived(t *testing.T) {
 	})
 }
 
+// scenario C6
 func TestTheAuditNoticesAMappingThatNeverMatches(t *testing.T) {
+	cached, none := 64, 0
+	for name, c := range map[string]struct {
+		runs []AuditedRun // repeated
+		want []AlarmKind
+	}{
+		"no prompt is ever found":        {[]AuditedRun{{PromptBlocks: 4, Held: 100, Cached: &cached}}, []AlarmKind{AlarmNoMatch}},
+		"that needs no report":           {[]AuditedRun{{PromptBlocks: 4, Held: 100}}, []AlarmKind{AlarmNoMatch}},
+		"matches are never confirmed":    {[]AuditedRun{{PromptBlocks: 4, Predicted: 2, Held: 100, Cached: &none}}, []AlarmKind{AlarmFalseHits}},
+		"siblings that come at once":     {[]AuditedRun{{PromptBlocks: 4, Appeared: 4, Held: 100, Cached: &cached}}, nil},
+		"some match":                     {[]AuditedRun{{PromptBlocks: 4, Held: 9}, {PromptBlocks: 4, Predicted: 1, Held: 9, Cached: &cached}}, nil},
+		"short prompts say nothing":      {[]AuditedRun{{Held: 100, Cached: &none}}, nil},
+		"an empty view says nothing":     {[]AuditedRun{{PromptBlocks: 4, Cached: &cached}}, nil},
+		"an engine that does not report": {[]AuditedRun{{PromptBlocks: 4, Predicted: 2, Held: 100}}, nil},
+	} {
+		var got []AlarmKind
+		a := NewAudit(func(k AlarmKind, _ string) { got = append(got, k) })
+		for i := range auditRuns {
+			a.Run(c.runs[i%len(c.runs)])
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: alarms %v, want %v", name, got, c.want)
+		}
+	}
+	// What begins after a good while is noticed too.
 	var got []AlarmKind
 	a := NewAudit(func(k AlarmKind, _ string) { got = append(got, k) })
-	cached := 64
-	for range auditRuns {
-		a.Run(4, 0, 100, &cached) // scenario C6
+	for i := range 4 * auditRuns {
+		r := AuditedRun{PromptBlocks: 4, Held: 100}
+		if i < 3*auditRuns {
+			r.Appeared = 4
+		}
+		a.Run(r)
 	}
 	if !slices.Equal(got, []AlarmKind{AlarmNoMatch}) {
-		t.Errorf("alarms %v", got)
-	}
-	got = nil
-	a = NewAudit(func(k AlarmKind, _ string) { got = append(got, k) })
-	none := 0
-	for range auditRuns {
-		a.Run(4, 2, 100, &none)
-	}
-	if !slices.Equal(got, []AlarmKind{AlarmFalseHits}) {
-		t.Errorf("alarms %v", got)
-	}
-	a = NewAudit(func(k AlarmKind, _ string) { t.Error("alarm", k) })
-	for i := range 4 * auditRuns {
-		a.Run(4, i%2, 100, &cached)
-		a.Run(0, 0, 100, nil)
-		a.Run(4, 0, 0, &cached)
+		t.Errorf("later: alarms %v", got)
 	}
 }
 

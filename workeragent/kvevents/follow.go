@@ -25,6 +25,7 @@ type rankFeed struct {
 	resynced time.Duration
 	confirm  time.Duration // when to ask once more; 0 = done
 	lost     bool
+	away     time.Duration // since when there is no connection
 
 	ctx       context.Context // of work
 	replay    int             // number of the replay that counts
@@ -194,6 +195,9 @@ func (r *rankFeed) tick() {
 	r.index.Expire(now)
 	r.carry(r.seq.Tick(now))
 	r.lookLost()
+	if !r.status.Connected && now-r.away > r.f.cfg.MuteAfter {
+		r.f.alarm(AlarmMute, r.src.Rank, fmt.Sprintf("nobody publishes at %s, where this rank's events should be", r.src.Endpoint))
+	}
 	if r.confirm != 0 && now >= r.confirm && r.seq.Following() {
 		r.confirm = 0
 		r.carry(r.seq.Confirm())
@@ -224,7 +228,7 @@ func (r *rankFeed) take(it *item) {
 		}
 		return
 	case linkDown:
-		r.status.Connected = false
+		r.status.Connected, r.away = false, r.f.now()
 		return
 	}
 	if r.status.Refused {

@@ -206,7 +206,7 @@ func (s *Sequencer[T]) Live(now time.Duration, seq uint64, b T) []Step[T] {
 
 func (s *Sequencer[T]) follow(now time.Duration, seq uint64, b T) {
 	switch {
-	case !s.applied.ok && (seq == 0 || !s.cfg.Replay || s.state == following):
+	case !s.applied.ok && (seq == 0 || !s.cfg.Replay || s.state == following && s.partial):
 		if s.state == idle || s.partial != (seq > 0) {
 			s.state, s.partial = following, seq > 0
 			s.step(Step[T]{Do: Trust, Partial: s.partial})

@@ -206,6 +206,25 @@ func TestACommandThatEmptiesTheCacheClearsAtOnce(t *testing.T) {
 	}
 }
 
+// A publisher that had sent nothing when the agent came: the first batches to be
+// lost are a gap as any other.
+func TestTheVeryFirstBatchesAreMissedToo(t *testing.T) {
+	s := NewSequencer[int](SequenceConfig{Replay: true}, func(int) bool { return false })
+	var tr trace
+	tr.take(s.Start())
+	tr.take(s.ReplayEnd(0))
+	if ask := tr.take(s.Live(0, 2, 0)); !slices.Equal(ask, []uint64{0}) {
+		t.Fatalf("asked for %v", ask)
+	}
+	for n := range uint64(3) {
+		tr.take(s.Replayed(0, n, 0))
+	}
+	tr.take(s.ReplayEnd(0))
+	if !slices.Equal(tr.applied, []uint64{0, 1, 2}) || !tr.trusted || s.Partial() {
+		t.Errorf("%+v, partial %v", tr, s.Partial())
+	}
+}
+
 func TestAnotherConnectionToTheSameProcessKeepsWhatIsKnown(t *testing.T) {
 	s := NewSequencer[int](SequenceConfig{Replay: true}, func(int) bool { return false })
 	var tr trace
