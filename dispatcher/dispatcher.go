@@ -46,6 +46,7 @@ type Dispatcher struct {
 	looks      chan struct{} // asks for a look at the queues at once
 
 	bindKey func(context.Context, kvstate.Bind) (uint64, error) // store.Bind, or a test's
+	seeds   seedWriter                                          // store, or a test's
 
 	inflight  inflight        // effects that are still to be answered
 	effects   sync.WaitGroup  // their goroutines
@@ -94,7 +95,7 @@ func newDispatcher(cfg Config, nc *nats.Conn, step Stepper) (*Dispatcher, error)
 			return nil, fmt.Errorf("metrics of the recorder: %w", err)
 		}
 	}
-	d.bindKey = store.Bind
+	d.bindKey, d.seeds = store.Bind, store
 	d.owner = &owner{
 		d: d, step: step, start: time.Now(),
 		in: make(chan arrival, cfg.Limits.Events), seen: map[core.ViewKind]bool{},

@@ -7,12 +7,22 @@ import (
 
 	"github.com/rollbus/rollbus/dispatcher/core"
 	"github.com/rollbus/rollbus/kvstate"
+	"github.com/rollbus/rollbus/subjects"
 )
 
 // seedAge is how old the choice of a seed may be when it leaves. The guards
 // refuse it when anything at its engine or its key has moved; this is for what
 // they do not guard, such as telemetry, after a pause of this process.
 const seedAge = time.Second
+
+// seedWriter writes owners and seeds.
+type seedWriter interface {
+	Seed(ctx context.Context, b kvstate.Seeding) (uint64, error)
+	Cooldown(ctx context.Context, sd subjects.Seed, revision uint64, ttl time.Duration) (uint64, error)
+	GiveBack(ctx context.Context, key string, revision uint64) (uint64, error)
+	PutOwners(ctx context.Context, o subjects.Ownership, expected uint64, ttl time.Duration) (uint64, error)
+	DeleteOwners(ctx context.Context, key string, revision uint64) (uint64, error)
+}
 
 // seed writes a seed and its reservation in one batch.
 func (d *Dispatcher) seed(ctx context.Context, b core.SeedBind, m *held, chosen time.Time) core.BindAnswer {
@@ -25,7 +35,7 @@ func (d *Dispatcher) seed(ctx context.Context, b core.SeedBind, m *held, chosen 
 	write := kvstate.Seeding{
 		Bind: kvstate.Bind{Held: b.Held, Expected: b.Expected, TTL: b.TTL, Body: m.msg.Data}, Seed: b.Seed, At: b.SeedAt,
 	}
-	w := d.untilAnswered(ctx, "seed", func(ctx context.Context) (uint64, error) { return d.store.Seed(ctx, write) })
+	w := d.untilAnswered(ctx, "seed", func(ctx context.Context) (uint64, error) { return d.seeds.Seed(ctx, write) })
 	if c, ok := errors.AsType[*kvstate.ConflictError](w.err); ok {
 		out.Seed = c.Seed
 	}
@@ -57,9 +67,9 @@ func (d *Dispatcher) seed(ctx context.Context, b core.SeedBind, m *held, chosen 
 func (d *Dispatcher) writeSeed(ctx context.Context, e core.WriteSeed) core.SeedAnswer {
 	w := d.untilAnswered(ctx, "end_seed", func(ctx context.Context) (uint64, error) {
 		if e.GiveBack {
-			return d.store.GiveBack(ctx, e.Seed.Key, e.Revision)
+			return d.seeds.GiveBack(ctx, e.Seed.Key, e.Revision)
 		}
-		return d.store.Cooldown(ctx, e.Seed, e.Revision, e.TTL)
+		return d.seeds.Cooldown(ctx, e.Seed, e.Revision, e.TTL)
 	})
 	return core.SeedAnswer{Key: e.Seed.Key, Revision: e.Revision, Answer: w.answer, Seq: w.seq}
 }
@@ -68,9 +78,9 @@ func (d *Dispatcher) writeSeed(ctx context.Context, e core.WriteSeed) core.SeedA
 func (d *Dispatcher) writeOwners(ctx context.Context, e core.WriteOwners) core.OwnersAnswer {
 	w := d.untilAnswered(ctx, "owners", func(ctx context.Context) (uint64, error) {
 		if len(e.Owners) == 0 {
-			return d.store.DeleteOwners(ctx, e.Key, e.Revision)
+			return d.seeds.DeleteOwners(ctx, e.Key, e.Revision)
 		}
-		return d.store.PutOwners(ctx, e.Ownership, e.Revision, e.TTL)
+		return d.seeds.PutOwners(ctx, e.Ownership, e.Revision, e.TTL)
 	})
 	return core.OwnersAnswer{Key: e.Key, Revision: e.Revision, Answer: w.answer, Seq: w.seq, Actual: w.actual}
 }

@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"sync"
 	"time"
@@ -23,6 +24,9 @@ type standIn struct {
 	// act replaces answering; false = go on and answer.
 	act func(ctx context.Context, r kvstate.Reservation) bool
 
+	events string // of its registration; exact: it reports its load too
+	slots  int
+
 	mu      sync.Mutex
 	runs    map[string]int // by rollout
 	running map[string]uint64
@@ -31,13 +35,18 @@ type standIn struct {
 
 func (b *bench) agent(engine string, slots int, act func(context.Context, kvstate.Reservation) bool) *standIn {
 	b.t.Helper()
+	return b.agentWith(engine, slots, "none", act)
+}
+
+func (b *bench) agentWith(engine string, slots int, events string, act func(context.Context, kvstate.Reservation) bool) *standIn {
+	b.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &standIn{
 		b: b, engine: engine, epoch: engine + "-1", end: cancel, act: act,
 		store: must(kvstate.Open(b.connect(), b.pool, kvstate.Heartbeat(50*time.Millisecond))),
-		runs:  map[string]int{}, running: map[string]uint64{},
+		runs:  map[string]int{}, running: map[string]uint64{}, events: events, slots: slots,
 	}
-	a.done.Go(func() { a.register(ctx, slots) })
+	a.done.Go(func() { a.register(ctx) })
 	a.done.Go(func() {
 		for ctx.Err() == nil {
 			_ = a.store.FollowOwn(ctx, engine, kvstate.Handler[kvstate.Reservation, kvstate.Marker]{
@@ -60,12 +69,15 @@ func (a *standIn) stop() {
 	a.done.Wait()
 }
 
-func (a *standIn) register(ctx context.Context, slots int) {
+func (a *standIn) register(ctx context.Context) {
 	e := engine(a.engine)
-	e.Epoch, e.Slots = a.epoch, slots
+	e.Epoch, e.Slots, e.Events = a.epoch, a.slots, a.events
 	beat := time.NewTicker(200 * time.Millisecond)
 	defer beat.Stop()
-	for {
+	for seq := uint64(1); ; seq++ {
+		if a.events == "exact" {
+			a.report(seq)
+		}
 		_, _ = a.store.PutEngine(ctx, e)
 		select {
 		case <-ctx.Done():
@@ -73,6 +85,24 @@ func (a *standIn) register(ctx context.Context, slots int) {
 		case <-beat.C:
 		}
 	}
+}
+
+// report publishes a whole load report.
+func (a *standIn) report(seq uint64) {
+	a.mu.Lock()
+	running, newest := len(a.running), uint64(0)
+	for _, rev := range a.running {
+		newest = max(newest, rev)
+	}
+	a.mu.Unlock()
+	waiting, ranks, capacity, used := max(0, running-a.slots), 1, int64(1_000_000), int64(running)*200
+	running -= waiting
+	l := subjects.Load{
+		SchemaVersion: subjects.SchemaVersion, Engine: a.engine, Epoch: a.epoch, Seq: seq, AppliedRevision: newest, Source: "test",
+		IntervalMS: 1000, RanksAdvertised: &ranks, Ranks: []subjects.RankLoad{{
+			Running: &running, Waiting: &waiting, MaxRunning: &a.slots, KVUsedTokens: &used, KVCapacityTokens: &capacity}},
+	}
+	_ = a.b.nc.Publish(a.b.pool.Load(a.engine), must(json.Marshal(l)))
 }
 
 func (a *standIn) take(ctx context.Context, r kvstate.Reservation) {
@@ -126,6 +156,7 @@ func (a *standIn) run(ctx context.Context, r kvstate.Reservation) {
 	for {
 		_, err := a.store.Release(ctx, subjects.Released{
 			Engine: a.engine, Job: r.Job, ID: r.ID, Outcome: outcome, Bind: r.Bind, Epoch: r.Epoch, Tokens: r.Tokens, CompletionTokens: &n,
+			PromptTokens: r.PromptTokens, Status: subjects.Completed,
 		}, r.Revision)
 		if err == nil || errors.Is(err, kvstate.ErrSuperseded) || errors.Is(err, kvstate.ErrGone) || ctx.Err() != nil {
 			return
