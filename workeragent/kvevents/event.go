@@ -98,7 +98,10 @@ type ExtraKeys struct {
 // Pairs tells whether the tokens came as pairs [t, next].
 func (e *Event) Pairs() bool { return e.Second != nil }
 
-// Lookahead is the token that has to follow the last block for a hit on it.
+// Lookahead is the token that has to follow the last block for a hit on it. The
+// index does not use it: a pool block's hash ends before that token, so where a
+// prompt leaves a chain of pairs the view promises up to one engine block too
+// much there. Two blocks that differ only in it are one pool block, held twice.
 func (e *Event) Lookahead() (uint32, bool) {
 	if len(e.Second) == 0 {
 		return 0, false

@@ -266,6 +266,27 @@ func TestAStoreNamesTheBlockBeforeIt(t *testing.T) {
 	}
 }
 
+// EAGLE: an engine block is of pairs [t, next], so one prompt's start has a block
+// for each token that came after it.
+func TestBlocksOfPairsAreMappedByTheirFirstTokens(t *testing.T) {
+	x, m := newIndex(t, IndexConfig{Model: "m", BlockTokens: 8})
+	pairs := func(parent, hash uint64, from, next int) Event {
+		e := stored(GPU, parent, 8, seq(from, 8), hash)
+		e.Second = append(seq(from+1, 7), uint32(next))
+		return e
+	}
+	chain := blockhash.Chain(nil, blockhash.Namespace("m", "", ""), seq(0, 16), 8)
+	other := blockhash.Chain(nil, blockhash.Namespace("m", "", ""), append(seq(0, 8), seq(500, 8)...), 8)
+	apply(x, 0, pairs(0, 1, 0, 8), pairs(1, 2, 8, 16))
+	m.wantGPU(t, "a chain", chain)
+	apply(x, 0, pairs(0, 3, 0, 500), pairs(3, 4, 500, 508))
+	m.wantGPU(t, "another one that begins alike", append(slices.Clone(chain), other[1]))
+	apply(x, 0, removed(GPU, 2, 1))
+	m.wantGPU(t, "the start is still held by the other", other)
+	apply(x, 0, removed(GPU, 4, 3))
+	m.wantGPU(t, "nothing", nil)
+}
+
 func TestTiersAreASet(t *testing.T) {
 	x, m := newIndex(t, IndexConfig{Model: "m", LowerTTL: time.Minute})
 	apply(x, 0, stored(GPU, 0, 64, seq(0, 64), 1), Event{Kind: Stored, Tier: CPU, Hashes: []uint64{1}, Group: -1}, removed(GPU, 1))
