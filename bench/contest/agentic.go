@@ -39,7 +39,8 @@ type Trace struct {
 	// instead of Mooncake's format.
 	Episodes bool
 	Engines  int // 8
-	Rows     int // of a seed; 1,000
+	Rows     int // of a seed; 2,000
+	KVTokens int // cache of an engine, tokens; 2,000,000
 }
 
 // Bench runs it.
@@ -52,12 +53,15 @@ func (t Trace) Bench(ctx context.Context, cfg Config) (*Report, error) {
 		t.Engines = 8
 	}
 	if t.Rows == 0 {
-		t.Rows = 1000
+		t.Rows = 2000
+	}
+	if t.KVTokens == 0 {
+		t.KVTokens = 2_000_000
 	}
 	if cfg.Quick {
 		t.Engines, t.Rows = 2, 100
 	}
-	fleet := slices.Repeat([]model.Config{{MaxRunning: 64}}, t.Engines)
+	fleet := slices.Repeat([]model.Config{{MaxRunning: 64, KVTokens: t.KVTokens}}, t.Engines)
 	units := "requests"
 	if slices.ContainsFunc(all.Rollouts, func(r workload.Rollout) bool { return r.Trajectory != "" }) {
 		units = "trajectories"
@@ -66,7 +70,7 @@ func (t Trace) Bench(ctx context.Context, cfg Config) (*Report, error) {
 		return &Case{Engines: fleet, Work: stretch(all, t.Rows, seed, rate), Seed: seed}, nil
 	}})
 	if err == nil {
-		r.Workload = fmt.Sprintf("%s: %d rollouts, each seed a stretch of %d; %d engines of 64 slots", t.Name, len(all.Rollouts), min(t.Rows, len(all.Rollouts)), t.Engines)
+		r.Workload = fmt.Sprintf("%s: %d rollouts, each seed a stretch of %d; %d engines of 64 slots and a cache of %d tokens", t.Name, len(all.Rollouts), min(t.Rows, len(all.Rollouts)), t.Engines, t.KVTokens)
 	}
 	return r, err
 }

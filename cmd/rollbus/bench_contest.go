@@ -16,6 +16,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 
 	"github.com/rollbus/rollbus/bench/contest"
+	"github.com/rollbus/rollbus/bench/engine/model"
 	"github.com/rollbus/rollbus/bench/workload"
 )
 
@@ -206,7 +207,8 @@ type BenchTrace struct {
 	File    string `type:"existingfile" help:"Trace, Mooncake JSON Lines; without one a generated sample." placeholder:"FILE"`
 	Format  string `default:"mooncake" enum:"mooncake,episodes" help:"Format of the file: mooncake, or episodes ({group, stream, prompt_len, out_lens, obs_lens})." placeholder:"NAME"`
 	Engines int    `default:"8" help:"Simulated engines." placeholder:"N"`
-	Rows    int    `default:"1000" help:"Rollouts of each seed, a stretch of the trace." placeholder:"N"`
+	Rows    int    `default:"2000" help:"Rollouts of each seed, a stretch of the trace." placeholder:"N"`
+	KV      int    `name:"kv-tokens" default:"2000000" help:"Cache of an engine, tokens." placeholder:"N"`
 }
 
 // Help shows examples.
@@ -216,10 +218,10 @@ func (BenchTrace) Help() string {
 
 // Run compares and prints.
 func (c *BenchTrace) Run(a *app) error {
-	if c.Engines < 1 || c.Engines > 256 || c.Rows < 1 || c.Rows > workload.MaxRows {
-		return coded(exitUsage, "bench trace: --engines 1 to 256, --rows 1 to %d", workload.MaxRows)
+	if c.Engines < 1 || c.Engines > 256 || c.Rows < 1 || c.Rows > workload.MaxRows || c.KV < 1<<18 || c.KV > model.MaxKVTokens {
+		return coded(exitUsage, "bench trace: --engines 1 to 256, --rows 1 to %d, --kv-tokens %d to %d", workload.MaxRows, 1<<18, model.MaxKVTokens)
 	}
-	t := contest.Trace{Name: "sample", Episodes: c.Format == "episodes", Engines: c.Engines, Rows: c.Rows,
+	t := contest.Trace{Name: "sample", Episodes: c.Format == "episodes", Engines: c.Engines, Rows: c.Rows, KVTokens: c.KV,
 		Open: func() (io.ReadCloser, error) { return io.NopCloser(workload.Sample()), nil }}
 	if c.File != "" {
 		t.Name, t.Open = filepath.Base(c.File), func() (io.ReadCloser, error) { return os.Open(c.File) }
