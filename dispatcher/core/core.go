@@ -70,6 +70,7 @@ type Core struct {
 	index     *prefix.Index
 	tags      []*engine    // by engine.tag; nil = free
 	hits      []prefix.Hit // reused by match
+	marked    []int        // candidates that markSticky has marked
 	picks     uint64       // decisions that placed something, for ties
 	rec       policy.Record
 	frozen    time.Duration // contact clock until which requeueing waits; 0 = not frozen

@@ -13,7 +13,7 @@ var KeptTypes = []struct {
 }{
 	{Core{},
 		"now stepped server contact proof ready stopped settings revision engines others live cancels held answered retired lengths sticky index tags picks frozen freezeFor swept dirty atOnce jobs hand byKey queues idle ownerBook",
-		"cfg t out policy decider names cands hits rec stages order lagging"},
+		"cfg t out policy decider names cands hits marked rec stages order lagging"},
 	{engine{}, "name tag askAt reg revision known gone external renewed health past seq held sum binding assigned awaited picked view decode prefill", "at"},
 	{held{}, "ReservationPut counted ended unseen cause since acting next", ""},
 	{item{}, "h queue facts seq stored lane at stage ttl bind tokens engine expected busy reason policy predict holdUntil waitSeq waitUntil askAt held result seed sown seedAt kept", "owner anchor keyedBy"},

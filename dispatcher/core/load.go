@@ -98,24 +98,50 @@ func (e *engine) observed() *policy.Observed {
 	return &v.fused
 }
 
-// mark fills in what belongs to the request: the engine its trajectory or group
-// was bound to last. The returned func takes it out again.
-func (c *Core) mark(f *subjects.Facts) (undo func()) {
-	name, scope := c.sticky.Find(f.Job, f.Trajectory, f.Group)
-	e := c.engines[name]
-	if scope == policy.ScopeNone || e == nil {
-		return func() {}
+// markSticky fills in what belongs to the request: the engines that its trajectory or
+// group was bound to last. unmarkSticky takes it out again.
+func (c *Core) markSticky(f *subjects.Facts) {
+	c.marked = c.marked[:0]
+	if f.Trajectory == "" && f.Group == "" || !c.policy.StickyTrajectory && !c.policy.StickyGroup {
+		return
 	}
-	cand := &c.cands[e.at]
-	cand.Sticky, cand.StickyGroup = true, scope == policy.ScopeGroup
-	cand.KeyInFlight = 0
-	for _, h := range e.held {
-		if h.Job == f.Job && (scope == policy.ScopeTrajectory && h.Trajectory == f.Trajectory ||
-			scope == policy.ScopeGroup && h.Group == f.Group) {
-			cand.KeyInFlight++
+	for name, scope := range c.sticky.FindAll(f.Job, f.Trajectory, f.Group) {
+		e := c.engines[name]
+		if e == nil {
+			continue
+		}
+		cand := &c.cands[e.at]
+		cand.Sticky, cand.StickyGroup = true, scope == policy.ScopeGroup
+		cand.KeyInFlight = e.inFlight(f, scope)
+		c.marked = append(c.marked, e.at)
+	}
+}
+
+func (c *Core) unmarkSticky() {
+	for _, at := range c.marked {
+		cand := &c.cands[at]
+		cand.Sticky, cand.StickyGroup, cand.KeyInFlight = false, false, 0
+	}
+}
+
+// inFlight is how many requests of the same trajectory or group are reserved
+// here, those on their way included.
+func (e *engine) inFlight(f *subjects.Facts, scope policy.Scope) (n int) {
+	same := func(job, trajectory, group string) {
+		if job == f.Job && (scope == policy.ScopeTrajectory && trajectory == f.Trajectory || scope == policy.ScopeGroup && group == f.Group) {
+			n++
 		}
 	}
-	return func() { cand.Sticky, cand.StickyGroup, cand.KeyInFlight = false, false, 0 }
+	for _, h := range e.held { // a count: order plays no part
+		same(h.Job, h.Trajectory, h.Group)
+	}
+	if it := e.binding; it != nil {
+		same(it.facts.Job, it.facts.Trajectory, it.facts.Group)
+	}
+	for _, it := range e.assigned {
+		same(it.facts.Job, it.facts.Trajectory, it.facts.Group)
+	}
+	return n
 }
 
 // record emits the decision that the policy just took.

@@ -454,6 +454,9 @@ func (c *Core) try(it *item) tried {
 		q.misfits = 0
 	}
 	e := c.engines[c.names[chosen]]
+	if it.ttl == 0 { // as its reservation will teach every dispatcher
+		c.sticky.Learn(it.facts.Job, it.facts.Trajectory, it.facts.Group, e.name)
+	}
 	switch {
 	case e.binding == nil:
 		c.bindTo(it, e, false)
@@ -487,7 +490,7 @@ func (c *Core) decide(it *item) int {
 	}
 	c.match(f)
 	c.open(it)
-	undo := c.mark(f)
+	c.markSticky(f)
 	unmark := c.markOwners(it, &in)
 	unlean := c.lean(it, in.Request.Affinity)
 	at := c.decider.Decide(&in, &c.rec)
@@ -498,7 +501,7 @@ func (c *Core) decide(it *item) int {
 	}
 	unlean()
 	unmark()
-	undo()
+	c.unmarkSticky()
 	c.shut(it)
 	c.unmatch()
 	it.reason, it.policy = string(c.rec.Reason), c.rec.Policy

@@ -72,26 +72,30 @@ func (r *round) sticky() (int, Reason) {
 	if !r.s.StickyTrajectory && !r.s.StickyGroup {
 		return -1, ""
 	}
+	at := -1
 	for k, i := range r.adm {
 		c := &r.in.Candidates[i]
 		if !c.Sticky {
 			continue
 		}
-		if r.s.StickyCap > 0 && c.KeyInFlight >= r.s.StickyCap {
-			return -1, "" // the key's own requests count, not the engine's (scenario P18)
-		}
-		if c.StickyGroup {
-			if r.s.StickyGroup && c.Slots > 0 && r.requests(c) < c.Slots {
-				return k, ReasonGroup
+		room := r.s.StickyCap == 0 || c.KeyInFlight < r.s.StickyCap // the key's own requests count, not the engine's (scenario P18)
+		switch {
+		case !c.StickyGroup:
+			if room && r.s.StickyTrajectory && r.within(c) {
+				return k, ReasonSticky
 			}
-			return -1, ""
+			return -1, "" // a trajectory has one last engine
+		case room && r.s.StickyGroup && c.Slots > 0 && r.requests(c) < c.Slots && (at < 0 || r.fuller(i, r.adm[at])):
+			at = k // of several engines of a group the one that has most of it
 		}
-		if r.s.StickyTrajectory && r.within(c) {
-			return k, ReasonSticky
-		}
-		return -1, ""
 	}
-	return -1, ""
+	return at, ReasonGroup
+}
+
+// fuller tells whether engine i has more of the request's group than engine j.
+func (r *round) fuller(i, j int32) bool {
+	a, b := &r.in.Candidates[i], &r.in.Candidates[j]
+	return a.KeyInFlight > b.KeyInFlight || a.KeyInFlight == b.KeyInFlight && a.hash() > b.hash()
 }
 
 // within tells whether a trajectory may stay: not saturated, and not too far

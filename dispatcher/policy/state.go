@@ -1,10 +1,6 @@
 package policy
 
-import (
-	"time"
-
-	"github.com/hashicorp/golang-lru/v2/simplelru"
-)
+import "time"
 
 // FuserState is a Fuser as plain data, for checkpoints.
 type FuserState struct {
@@ -80,18 +76,21 @@ type StickyState struct {
 // StickyEngine is the last engine of one trajectory or group.
 type StickyEngine struct {
 	Job, ID, Engine string
+	Older           []string // of a group: those before it, latest first
 }
 
 // State of what is remembered now.
 func (s *Sticky) State() StickyState {
-	of := func(m *simplelru.LRU[stickyKey, string]) (out []StickyEngine) {
-		for _, k := range m.Keys() {
-			e, _ := m.Peek(k)
-			out = append(out, StickyEngine{k.job, k.id, e})
-		}
-		return out
+	var out StickyState
+	for _, k := range s.trajectories.Keys() {
+		e, _ := s.trajectories.Peek(k)
+		out.Trajectories = append(out.Trajectories, StickyEngine{Job: k.job, ID: k.id, Engine: e})
 	}
-	return StickyState{of(s.trajectories), of(s.groups)}
+	for _, k := range s.groups.Keys() {
+		all, _ := s.groups.Peek(k)
+		out.Groups = append(out.Groups, StickyEngine{Job: k.job, ID: k.id, Engine: all[0], Older: all[1:]})
+	}
+	return out
 }
 
 // Sticky is the one that the state was taken of.
@@ -101,7 +100,8 @@ func (s StickyState) Sticky() *Sticky {
 		out.trajectories.Add(stickyKey{e.Job, e.ID}, e.Engine)
 	}
 	for _, e := range s.Groups {
-		out.groups.Add(stickyKey{e.Job, e.ID}, e.Engine)
+		all := append([]string{e.Engine}, e.Older...)
+		out.groups.Add(stickyKey{e.Job, e.ID}, all[:min(len(all), maxGroupEngines)])
 	}
 	return out
 }

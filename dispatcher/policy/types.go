@@ -12,7 +12,7 @@ type Candidate struct {
 	KVBlocked        bool // hysteresis state, kept by the core between decisions: Settings.KVGate
 	MatchKnown       bool // false when the cache view of the engine may not be trusted
 	MatchApproximate bool
-	Sticky           bool // the trajectory's or group's last engine
+	Sticky           bool // the trajectory's last engine, or one of the group's last ones
 	StickyGroup      bool // and it was found by the group, not by the trajectory
 
 	// Of the request's owner key; read by owner_pressure alone.
