@@ -12,7 +12,8 @@
 // the NATS server's.
 //
 // Limits: a stream that keeps one message a subject forgets what is
-// overwritten before the recorder sees it. Such gaps are counted in
+// overwritten before the recorder sees it, in a cluster mostly while its
+// consumer's server is away; Watch reads every server's copy. Gaps are counted in
 // History.Unseen; while there are any, a check that needs the missing message
 // says nothing. Submit and retry copies come over core NATS and may be missed;
 // they feed figures, never a verdict.

@@ -25,10 +25,12 @@ type Recorder struct {
 	js   jetstream.JetStream
 	pool subjects.Pool
 
-	subs  []*nats.Subscription
-	feeds []*feed
+	subs    []*nats.Subscription
+	feeds   []*feed
+	watches sync.WaitGroup // of Watch
 
 	mu           sync.Mutex
+	ends         []context.CancelFunc // of what Watch began
 	submits      []Submit
 	accepted     map[string]bool
 	refusals     int
@@ -38,8 +40,9 @@ type Recorder struct {
 	reservations map[uint64]Reservation
 	results      map[uint64]Result
 	answered     map[string]bool
-	live         map[string]bool // reservation keys
-	others       map[uint64]bool // revisions of the bucket that are no reservations
+	live         map[string]bool   // reservation keys
+	newest       map[string]uint64 // last revision seen of each
+	others       map[uint64]bool   // revisions of the bucket that are no reservations
 	attempts     []Attempt
 	retries      []Retry
 	dead         []Dead
@@ -69,7 +72,7 @@ const (
 )
 
 // feedBeat is how often an idle consumer speaks. Two missed ones begin it anew:
-// what is overwritten while a consumer is gone, with its server, is never seen.
+// what is overwritten while a consumer is gone, with its server, only Watch sees.
 const feedBeat = 500 * time.Millisecond
 
 // Record starts to follow a pool whose streams exist. It returns when every
@@ -83,7 +86,7 @@ func Record(ctx context.Context, nc *nats.Conn, pool subjects.Pool) (*Recorder, 
 	r := &Recorder{
 		nc: nc, js: js, pool: pool,
 		accepted: map[string]bool{}, stored: map[uint64]int64{}, reservations: map[uint64]Reservation{},
-		results: map[uint64]Result{}, answered: map[string]bool{}, live: map[string]bool{},
+		results: map[uint64]Result{}, answered: map[string]bool{}, live: map[string]bool{}, newest: map[string]uint64{},
 		others: map[uint64]bool{}, slots: map[string]int{},
 		prefetch: subjects.DefaultPrefetch, changed: make(chan struct{}),
 	}
@@ -230,6 +233,9 @@ func (r *Recorder) onReservation(m jetstream.Msg, meta *jetstream.MsgMetadata) {
 	rec, err := readReservation(r.pool, engine, job, id, m.Headers())
 	if err != nil {
 		r.note(func() {
+			if r.others[rev] {
+				return
+			}
 			r.others[rev] = true
 			r.unreadable = append(r.unreadable, fmt.Sprintf("reservation %s at revision %d: %v", m.Subject(), rev, err))
 		})
@@ -237,9 +243,16 @@ func (r *Recorder) onReservation(m jetstream.Msg, meta *jetstream.MsgMetadata) {
 	}
 	rec.Revision, rec.Stored = rev, meta.Timestamp.UnixNano()
 	r.note(func() {
+		if _, dup := r.reservations[rev]; dup {
+			return
+		}
 		r.reservations[rev] = rec
 		key := engine + "." + subjects.RolloutKey(job, id)
-		if rec.Held != nil {
+		// Of several that read the same stream one may be behind.
+		if rev < r.newest[key] {
+			return
+		}
+		if r.newest[key] = rev; rec.Held != nil {
 			r.live[key] = true
 		} else {
 			delete(r.live, key)
@@ -380,6 +393,12 @@ func (r *Recorder) Finish(ctx context.Context) (History, error) {
 	defer r.Close()
 	err := r.catchUp(ctx)
 	left, lerr := r.left(ctx)
+	for again := time.NewTicker(pollEvery); lerr != nil && ctx.Err() == nil; left, lerr = r.left(ctx) {
+		select { // a server has just come back
+		case <-again.C:
+		case <-ctx.Done():
+		}
+	}
 	h := r.History()
 	h.Ended, h.Left = err == nil && lerr == nil, left
 	return h, errors.Join(err, lerr)
@@ -445,6 +464,12 @@ func (r *Recorder) left(ctx context.Context) ([]string, error) {
 
 // Close ends the recording. It may be called more than once.
 func (r *Recorder) Close() {
+	r.mu.Lock()
+	for _, end := range r.ends {
+		end()
+	}
+	r.mu.Unlock()
+	r.watches.Wait()
 	for _, s := range r.subs {
 		_ = s.Unsubscribe() // gone already when the connection is closed
 	}

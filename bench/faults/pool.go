@@ -206,8 +206,11 @@ func (p *pool) url() string {
 	return strings.Join(urls, ",")
 }
 
-func (p *pool) connect(name string) (*nats.Conn, error) {
-	return nats.Connect(p.url(), nats.Name(name), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond),
+func (p *pool) connect(name string) (*nats.Conn, error) { return connectTo(p.url(), name) }
+
+// connectTo stays with the servers named: others that these tell of are no choice.
+func connectTo(url, name string) (*nats.Conn, error) {
+	return nats.Connect(url, nats.Name(name), nats.MaxReconnects(-1), nats.IgnoreDiscoveredServers(), nats.ReconnectWait(100*time.Millisecond),
 		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond), nats.ReconnectBufSize(-1), nats.Timeout(2*time.Second),
 		nats.PingInterval(time.Second), nats.MaxPingsOutstanding(2),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})) // lost connections are what this is about

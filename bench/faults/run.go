@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/rollbus/rollbus/bench/checker"
 	"github.com/rollbus/rollbus/subjects"
 )
@@ -143,6 +145,19 @@ func (x *run) all(ctx context.Context) (checker.History, error) {
 		return checker.History{}, err
 	}
 	defer x.rec.Close()
+	// Whatever dies, somebody sees each write before it is overwritten.
+	var each []*nats.Conn
+	for _, s := range x.pool.servers {
+		one, err := connectTo(s.url(), "recorder")
+		if err != nil {
+			return checker.History{}, err
+		}
+		defer one.Close()
+		each = append(each, one)
+	}
+	if err := x.rec.Watch(ctx, each...); err != nil {
+		return checker.History{}, err
+	}
 	for i, job := range jobs {
 		n := (x.cfg.Rollouts + i) / len(jobs)
 		t, err := x.pool.newTrainer(ctx, job, n, x.rec)
