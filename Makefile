@@ -76,6 +76,17 @@ test-faults: ## Kill real processes for minutes; SEED=n KILLS=n ROLLOUTS=n
 test-load: ## What real processes occupy, against their bounds (4 minutes)
 	$(GO) test -tags load -v -count 1 -timeout 15m ./bench/load
 
+.PHONY: corpus
+corpus: ## Make the kept journals anew, after a behaviour that you changed on purpose
+	UPDATE_CORPUS=1 $(GO) test -count 1 -v -run 'TheKeptCorpus' ./bench/recorded
+
+.PHONY: test-arm64
+test-arm64: ## Replay the kept journals as an arm64 program, under qemu-aarch64
+	@command -v qemu-aarch64 >/dev/null || { echo "make test-arm64: no qemu-aarch64: install qemu-user" >&2; exit 1; }
+	@bin=$$(mktemp); trap 'rm -f "$$bin"' EXIT; \
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -c -o "$$bin" ./bench/recorded; \
+	cd bench/recorded && qemu-aarch64 "$$bin" -test.run 'TheKeptCorpus|FourDispatchers' -test.v | grep -E '^(---|PASS|FAIL|ok)'
+
 .PHONY: race
 race: ## The race detector where it pays
 	$(GO) test -race -p 1 -timeout 15m $(RACE_PACKAGES)

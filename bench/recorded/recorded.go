@@ -1,7 +1,6 @@
 // Package recorded makes journals: runs of real decision cores in virtual time
 // (bench/sim), each dispatcher with a journal writer that keeps its frames in
-// memory. One seed gives one run; what a writer draws at random, the name of its
-// start, is all that differs between two.
+// memory. One seed gives one run, byte for byte.
 //
 // The corpus of journals that `make test` replays is made here, and so are the
 // figures of `rollbus bench journal`.
@@ -159,6 +158,8 @@ func (r *Run) dispatcher(name string, jo journal.Options) (*journal.Writer, erro
 	r.Dispatchers = append(r.Dispatchers, rec)
 	cfg := core.Config{Dispatcher: name, Timings: core.DefaultTimings()}
 	jo.Pool, jo.Program, jo.Core = "recorded", "recorded", cfg
+	jo.CheckpointExact = true
+	jo.Start, jo.Started = "virtual-"+name, time.Unix(0, serverStart+int64(r.World.Now))
 	jo.Publish = func(_ context.Context, _ string, frame []byte) error {
 		rec.Frames = append(rec.Frames, bytes.Clone(frame))
 		return nil
@@ -239,7 +240,7 @@ func (r *Run) submit(o Options) {
 
 func (r *Run) faults(o Options, nodes []*sim.Node) {
 	for k, n := range nodes[:max(1, len(nodes)/2)] {
-		at := time.Duration(100+(o.Seed*37+uint64(k)*211)%900) * time.Millisecond
+		at := o.Over/4 + time.Duration(100+(o.Seed*37+uint64(k)*211)%900)*time.Millisecond
 		if k%2 == 0 {
 			r.World.After(at, n.Kill)
 			r.World.After(at+40*time.Second, n.Start)

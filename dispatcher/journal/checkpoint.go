@@ -37,7 +37,7 @@ func (w *Writer) Due(now time.Duration) bool {
 	if w.opt.CheckpointAge < 0 || now-p.last < max(w.opt.CheckpointAge, p.pause) {
 		return false
 	}
-	return w.packedEvents.Load() >= checkpointShare*w.packedState.Load()
+	return w.opt.CheckpointExact || w.packedEvents.Load() >= checkpointShare*w.packedState.Load()
 }
 
 // Checkpoint keeps the core's state as it is behind the last event recorded. It
@@ -75,7 +75,9 @@ func (w *Writer) Checkpoint(now time.Duration, of core.Source) {
 	}
 	w.reset()
 	took := time.Since(began)
-	w.pace.pause = checkpointPause * took
+	if !w.opt.CheckpointExact {
+		w.pace.pause = checkpointPause * took
+	}
 	w.packedEvents.Store(0)
 	w.meter.checkpoints.Inc()
 	w.meter.checkpointSeconds.Add(took.Seconds())

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"os"
 	"runtime"
 	"testing"
 	"time"
@@ -217,41 +216,6 @@ func TestEveryEventComesBackAsItWas(t *testing.T) {
 		if d := cmp.Diff(want, s.Event); d != "" || s.Now != time.Duration(i)*time.Second || s.N != uint64(i) || len(s.Decisions) != 1 {
 			t.Errorf("event %d at %v: %s", i, s.Now, d)
 		}
-	}
-}
-
-const golden = "testdata/v1.bundle"
-
-// The bundle was written by the first version. UPDATE_GOLDEN=1 makes it anew
-// after a knowing change of behaviour.
-func TestAJournalOfTheFirstVersionReplaysForEver(t *testing.T) {
-	if os.Getenv("UPDATE_GOLDEN") != "" {
-		var b bytes.Buffer
-		if _, err := journal.WriteBundle(&b, journal.Manifest{Pool: "p", Program: "test"}, journal.Slice(recorded(t, 1, 12, 2, journal.Options{MaxAge: 20 * time.Second})[0])); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(golden, b.Bytes(), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	b, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, frames, err := journal.ReadBundle(bytes.NewReader(b))
-	if err != nil || m.Pool != "p" {
-		t.Fatalf("%+v, %v", m, err)
-	}
-	js, problems := journal.Split(frames)
-	if len(js) != 1 || len(problems) > 0 {
-		t.Fatalf("%d journals, problems %v", len(js), problems)
-	}
-	rep, err := journal.Replay(js[0], journal.ReplayOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !rep.OK() || rep.Decisions == 0 {
-		t.Errorf("the core decides otherwise than it did (a knowing change: raise core.Version, UPDATE_GOLDEN=1): %+v %+v", rep, rep.First)
 	}
 }
 

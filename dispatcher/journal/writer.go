@@ -41,6 +41,14 @@ type Options struct {
 	// core knows more than that with some million blocks in its index.
 	CheckpointAge   time.Duration
 	CheckpointBytes int64
+	// CheckpointExact takes one every CheckpointAge, whatever the last one took and
+	// weighed: runs in virtual time.
+	CheckpointExact bool
+
+	// Start names this start of the dispatcher, random when empty, and Started is
+	// its time, now when zero: runs in virtual time give their own.
+	Start   string
+	Started time.Time
 
 	// SelfCheck replays samples of this journal in the background; nil = off.
 	SelfCheck *SelfCheck
@@ -72,6 +80,12 @@ func (o Options) withDefaults() Options {
 	size(&o.BatchBytes, 256<<10)
 	size(&o.QueueBytes, 32<<20)
 	size(&o.FrameBytes, 512<<10)
+	if o.Start == "" {
+		o.Start = strings.ToLower(rand.Text()[:12])
+	}
+	if o.Started.IsZero() {
+		o.Started = time.Now()
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -134,7 +148,7 @@ func NewWriter(opt Options) (*Writer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	w := &Writer{opt: opt, start: strings.ToLower(rand.Text()[:12]), queue: make(chan batch, queueLen), done: make(chan struct{}), number: 1}
+	w := &Writer{opt: opt, start: opt.Start, queue: make(chan batch, queueLen), done: make(chan struct{}), number: 1}
 	w.meter = newMeter(w)
 	w.blocks.reset()
 	w.enc.blocks = &w.blocks
@@ -285,7 +299,7 @@ func (w *Writer) run(z *zstd.Encoder) {
 	defer func() { _ = z.Close() }()
 	c := w.opt.Core
 	begin := Header{Begin: &Begin{
-		Pool: w.opt.Pool, Program: w.opt.Program, Core: core.Version, Codec: core.CodecVersion, Started: time.Now().UnixNano(),
+		Pool: w.opt.Pool, Program: w.opt.Program, Core: core.Version, Codec: core.CodecVersion, Started: w.opt.Started.UnixNano(),
 		Timings: c.Timings, MaxInHand: c.MaxInHand, MaxAnswered: c.MaxAnswered, MaxIndex: c.MaxIndexBytes, Schema: ownSchema(),
 	}}
 	begun := false
