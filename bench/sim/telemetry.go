@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -35,9 +36,9 @@ type reports struct {
 	loadSeq uint64
 	loadAt  time.Duration
 	kicked  bool
-	stats   model.Stats // at the last report
-	decode  float64     // tokens/s, averaged while busy; 0 = unknown
-	prefill float64
+	stats   model.Stats                       // at the last report
+	decode  float64                           // tokens/s, averaged while busy; 0 = unknown
+	prefill struct{ tokens, seconds float64 } // of intervals with a queue, both fading
 
 	cacheSeq uint64
 	holds    map[uint64]struct{}
@@ -193,8 +194,8 @@ func (n *Node) report() {
 		d := t.decode
 		r.DecodeTokS = &d
 	}
-	if t.prefill > 0 {
-		p := t.prefill
+	if q := t.prefill; q.seconds >= 1 && q.tokens > 0 {
+		p := q.tokens / q.seconds
 		r.PrefillTokS = &p
 	}
 	l := core.Load{Load: subjects.Load{SchemaVersion: subjects.SchemaVersion, Engine: n.Name, Epoch: n.Reg.Epoch, Seq: t.loadSeq,
@@ -203,22 +204,24 @@ func (n *Node) report() {
 	n.publish(l, laneLoad, n.w.opts.Telemetry.LoadLoss, 0)
 }
 
+// rateWindow is the time constant of an agent's rates, s.
+const rateWindow = 10
+
 // rates averages what the engine did over intervals in which it was busy: an
 // idle stretch says nothing of what it could do.
 func (n *Node) rates(s *model.Stats, dt float64) {
 	t := n.tell
-	blend := func(old, v float64) float64 {
-		if old == 0 {
-			return v
+	keep := math.Exp(-dt / rateWindow)
+	if d := s.GenerationTokens - t.stats.GenerationTokens; t.stats.Running > 0 && s.Running > 0 {
+		if t.decode == 0 {
+			keep = 0
 		}
-		return old + 0.2*(v-old)
-	}
-	if d := s.GenerationTokens - t.stats.GenerationTokens; d > 0 && t.stats.Running > 0 && s.Running > 0 {
-		t.decode = blend(t.decode, float64(d)/dt)
+		t.decode = t.decode*keep + float64(d)/dt*(1-keep)
 	}
 	computed := (s.PromptTokens - s.PrefixHits) - (t.stats.PromptTokens - t.stats.PrefixHits)
-	if computed > 0 && t.stats.Waiting > 0 && s.Waiting > 0 {
-		t.prefill = blend(t.prefill, float64(computed)/dt)
+	if t.stats.Waiting > 0 && s.Waiting > 0 {
+		keep = math.Exp(-dt / rateWindow)
+		t.prefill.tokens, t.prefill.seconds = t.prefill.tokens*keep+float64(computed), t.prefill.seconds*keep+dt
 	}
 }
 

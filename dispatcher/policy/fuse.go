@@ -91,14 +91,16 @@ const (
 )
 
 func (r *rates) learn(o *Observed) {
-	busy := o.Waiting > 0
+	queued := o.Waiting > 0
+	decodes := queued
 	if o.MaxRunning > 0 {
-		// A few that wait for the step in flight say nothing: a batch of two would
-		// be taken for all that the engine can do, and each request there for slow.
-		busy = 2*o.Running >= o.MaxRunning || o.Waiting > 0 && 2*o.KVUsageWorst >= 1
+		// A queue tells that prefill is short, not that the batch is large: a batch
+		// of two would be taken for all that the engine can decode, and each
+		// request there for slow.
+		decodes = 2*o.Running >= o.MaxRunning || queued && 2*o.KVUsageWorst >= 1
 	}
-	r.decode = peak(r.decode, o.DecodeTokS, busy)
-	r.prefill = peak(r.prefill, o.PrefillTokS, busy)
+	r.decode = peak(r.decode, o.DecodeTokS, decodes)
+	r.prefill = peak(r.prefill, o.PrefillTokS, queued || decodes)
 }
 
 func peak(old, v float64, busy bool) float64 {

@@ -104,9 +104,6 @@ func TestRatesAreLearnedFromBusyEngines(t *testing.T) {
 	if r := rate(50, 1, 0); r != 0 {
 		t.Errorf("one request at 50 tok/s says nothing of what the engine can do, learned %v", r)
 	}
-	if r := rate(50, 1, 2); r != 0 {
-		t.Errorf("one request, and two that wait for its step: learned %v, want nothing", r)
-	}
 	if r := rate(1500, 30, 0); r != 1500 {
 		t.Errorf("a busy engine's first rate: learned %v", r)
 	}
@@ -121,6 +118,20 @@ func TestRatesAreLearnedFromBusyEngines(t *testing.T) {
 	}
 	if r := rate(0, 38, 0); math.Abs(r-1980) > 1e-9 {
 		t.Errorf("no rate told: learned %v, want no change", r)
+	}
+}
+
+func TestAQueueBesideASmallBatchTellsOfPrefillAlone(t *testing.T) {
+	for _, c := range []struct {
+		kv              float64
+		decode, prefill float64
+	}{{0.1, 0, 9000}, {0.8, 50, 9000}, {-1, 0, 9000}} {
+		var f policy.Fuser
+		o := policy.Observed{UsedTokens: -1, KVUsageWorst: c.kv, Running: 1, Waiting: 2, MaxRunning: 38, DecodeTokS: 50, PrefillTokS: 9000}
+		f.Sample(0, &o, policy.Reserved{})
+		if decode, prefill := f.Rates(); decode != c.decode || prefill != c.prefill {
+			t.Errorf("KV use %v: learned %v and %v, want %v and %v", c.kv, decode, prefill, c.decode, c.prefill)
+		}
 	}
 }
 

@@ -49,8 +49,33 @@ type Tracker struct {
 }
 
 type history struct {
-	last            Rank
-	decode, prefill average
+	last    Rank
+	decode  average
+	prefill quotient
+}
+
+// quotient is tokens over the time that they took, both fading. Engines count a
+// prompt when it is complete: single intervals say nothing, many of them do.
+type quotient struct {
+	tokens, seconds float64
+	known           bool
+}
+
+// leastQueued is how long a queue must have stood, s, before it tells a rate.
+const leastQueued = 1
+
+func (q *quotient) add(tokens, seconds float64, dt, window time.Duration) {
+	keep := math.Exp(-dt.Seconds() / window.Seconds())
+	q.tokens, q.seconds = q.tokens*keep+tokens, q.seconds*keep+seconds
+	q.known = q.known || q.seconds >= leastQueued
+}
+
+func (q *quotient) value() *float64 {
+	if !q.known || q.seconds <= 0 || q.tokens <= 0 {
+		return nil
+	}
+	v := q.tokens / q.seconds
+	return &v
 }
 
 // average is an exponential one over time; its zero value knows nothing.
@@ -172,15 +197,19 @@ func (t *Tracker) rates(h *history, r *Rank, dt time.Duration) {
 	// queue shows that prefill is what the engine is short of.
 	computed := increment(h.last.PrefillUncachedTokens, r.PrefillUncachedTokens)
 	if us := increment(h.last.PrefillBusyUS, r.PrefillBusyUS); us > 0 && computed > 0 {
-		h.prefill.add(float64(computed)/(float64(us)/1e6), dt, t.cfg.RateWindow)
+		h.prefill.add(float64(computed), float64(us)/1e6, dt, t.cfg.RateWindow)
+		h.prefill.known = true // its own clock needs no long look
 		return
 	}
 	if computed < 0 {
 		prompt, hit := increment(h.last.PromptTokens, r.PromptTokens), increment(h.last.PrefixHitTokens, r.PrefixHitTokens)
-		computed = prompt - max(hit, 0)
+		if prompt < 0 {
+			return
+		}
+		computed = prompt - max(hit, 0) // below 0 while a hit is counted and its prompt is not complete
 	}
-	if computed > 0 && queued(h.last) && queued(*r) {
-		h.prefill.add(float64(computed)/dt.Seconds(), dt, t.cfg.RateWindow)
+	if queued(h.last) && queued(*r) {
+		h.prefill.add(float64(computed), dt.Seconds(), dt, t.cfg.RateWindow)
 	}
 }
 
