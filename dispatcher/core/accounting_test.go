@@ -11,19 +11,6 @@ import (
 	"github.com/rollbus/rollbus/subjects"
 )
 
-func engineAt(name, epoch string, revision uint64, state subjects.EngineState) core.EnginePut {
-	return core.EnginePut{Revision: revision, Engine: subjects.Engine{Engine: name, Epoch: epoch, State: state, Slots: 4, Model: "m"}}
-}
-
-func reserved(engine, id, epoch string, bind, tokens int, revision uint64) core.ReservationPut {
-	return core.ReservationPut{Revision: revision, Held: subjects.Held{Engine: engine, Job: "j", ID: id, State: subjects.StateBound,
-		Bind: bind, Epoch: epoch, Tokens: tokens, LeftMS: 3_600_000}}
-}
-
-func goneAt(engine, id string, bind int, revision uint64) core.ReservationGone {
-	return core.ReservationGone{Revision: revision, Released: subjects.Released{Engine: engine, Job: "j", ID: id, Bind: bind, Outcome: subjects.OutcomeAnswered}}
-}
-
 // Reserved load is a sum over keys: any history of puts, deletes, renewals,
 // restarts and rebuilt views leaves it equal to that sum, and zero at the end.
 func TestReservedLoadIsAlwaysTheSumOfTheKeys(t *testing.T) {
@@ -137,36 +124,6 @@ func TestAnUndecidedBindCountsAsLoad(t *testing.T) {
 	}
 }
 
-const stamp = int64(1_700_000_000_000_000_000)
-
-// ready is a core with whole views and engines a, b, ... of 4 slots.
-func ready(t *testing.T, engines int) *core.Core {
-	t.Helper()
-	c := core.New(core.Config{Dispatcher: "d"})
-	begin(t, c, engines)
-	return c
-}
-
-// begin gives a new core whole views and engines a, b, ... of 4 slots.
-func begin(t *testing.T, c *core.Core, engines int) {
-	t.Helper()
-	c.Step(core.ServerTime{UnixNano: stamp}, 0)
-	c.Step(core.Contact{Proven: true}, 0)
-	for _, v := range []core.ViewKind{core.ViewReservations, core.ViewResults, core.ViewDispatchers, core.ViewCancels, core.ViewPools} {
-		c.Step(core.ViewSwap{Kind: v}, 0)
-	}
-	s := core.ViewSwap{Kind: core.ViewEngines}
-	for i := range engines {
-		p := engineAt(string(rune('a'+i)), "x", uint64(i+1), subjects.EngineReady)
-		p.Stored = stamp
-		s.Engines = append(s.Engines, p)
-	}
-	c.Step(s, 0)
-	if m := c.Missing(); len(m) > 0 {
-		t.Fatalf("views missing: %v", m)
-	}
-}
-
 func TestARefusedBindIsBoundAgainUnderTheNextNumber(t *testing.T) {
 	for _, refusal := range []core.Answer{core.Conflict, core.Busy, core.Unavailable, core.Full} {
 		c := ready(t, 1)
@@ -195,24 +152,6 @@ func TestARefusedBindIsBoundAgainUnderTheNextNumber(t *testing.T) {
 			t.Errorf("%s: the message is neither bound again nor given back", refusal)
 		}
 	}
-}
-
-func bindIn(out []core.Effect) *core.Bind {
-	for _, e := range out {
-		if b, ok := e.(core.Bind); ok {
-			return &b
-		}
-	}
-	return nil
-}
-
-func given(out []core.Effect) bool {
-	for _, e := range out {
-		if _, ok := e.(core.NakDelay); ok {
-			return true
-		}
-	}
-	return false
 }
 
 // scenario B6: nothing is fetched that cannot be placed.

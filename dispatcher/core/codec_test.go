@@ -7,22 +7,18 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/rollbus/rollbus/bench/sim"
 	"github.com/rollbus/rollbus/dispatcher/core"
 )
 
 // Events and effects are plain data: what a dispatcher lived through, written
 // down and read back, runs again to the same effects.
 func TestARecordedRunDecodesAndRunsAgainToEqualEffects(t *testing.T) {
-	w := sim.New(sim.Options{Seed: 21})
-	w.AddDispatcher("d0")
-	d := w.AddDispatcher("d1")
 	type line struct {
 		event   []byte
 		effects [][]byte
 	}
 	var log []line
-	d.Log = func(ev core.Event, now time.Duration, out []core.Effect) {
+	first := lived(21, func(ev core.Event, now time.Duration, out []core.Effect) {
 		l := line{}
 		var err error
 		if l.event, err = core.EncodeEvent(ev, now); err != nil {
@@ -36,17 +32,7 @@ func TestARecordedRunDecodesAndRunsAgainToEqualEffects(t *testing.T) {
 			l.effects = append(l.effects, b)
 		}
 		log = append(log, l)
-	}
-	// The first event came before the log was there.
-	first := core.ServerTime{UnixNano: 1_700_000_000_000_000_000}
-	fleet(w, 5, 3)
-	settle(w)
-	for i := range 150 {
-		w.Bus.Submit(request("j", i))
-	}
-	w.After(300*time.Millisecond, w.Nodes["e02"].Kill)
-	w.After(20*time.Second, w.Nodes["e02"].Start)
-	w.Run(90*time.Second, w.AllAnswered)
+	})
 	if len(log) < 1000 {
 		t.Fatalf("the run has %d events: want at least 1,000", len(log))
 	}

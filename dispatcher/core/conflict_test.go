@@ -9,13 +9,6 @@ import (
 	"github.com/rollbus/rollbus/subjects"
 )
 
-func arrival(h core.Handle) core.Fetched {
-	return core.Fetched{
-		Handle: h, Queue: core.Queue{Job: "j", Lane: subjects.LaneNormal}, Seq: uint64(h), Stored: stamp,
-		Facts: subjects.Facts{Job: "j", ID: strconv.Itoa(int(h)), Lane: subjects.LaneNormal, PromptTokens: 10, MaxTokens: 10},
-	}
-}
-
 func TestAfterARefusalNothingIsBoundThereUntilTheViewFollows(t *testing.T) {
 	c := ready(t, 1)
 	now := time.Second

@@ -9,15 +9,6 @@ import (
 	"github.com/rollbus/rollbus/subjects"
 )
 
-func nakIn(out []core.Effect) *core.NakDelay {
-	for _, e := range out {
-		if n, ok := e.(core.NakDelay); ok {
-			return &n
-		}
-	}
-	return nil
-}
-
 // fill takes every place of engine a: 4 slots and 2 behind them.
 func fill(c *core.Core, now time.Duration) {
 	for i := range 6 {

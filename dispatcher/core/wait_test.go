@@ -55,15 +55,6 @@ func (w *warm) after(span time.Duration) (*core.Bind, time.Duration) {
 	return nil, span
 }
 
-func decisionIn(out []core.Effect) *core.Decision {
-	for _, e := range out {
-		if d, ok := e.(core.Decision); ok {
-			return &d
-		}
-	}
-	return nil
-}
-
 func TestNobodyWaitsForAnEngineUnlessThePoolSaysSo(t *testing.T) {
 	if b := bindIn(fullHolder(t, 0).submit(chain, nil)); b == nil || b.Held.Engine != "b" {
 		t.Errorf("with wait_max 0: %+v, want it bound to b at once", b)
