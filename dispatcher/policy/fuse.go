@@ -91,16 +91,16 @@ const (
 )
 
 func (r *rates) learn(o *Observed) {
-	queued := o.Waiting > 0
-	decodes := queued
+	busy := o.Waiting > 0
 	if o.MaxRunning > 0 {
-		// A queue tells that prefill is short, not that the batch is large: a batch
-		// of two would be taken for all that the engine can decode, and each
-		// request there for slow.
-		decodes = 2*o.Running >= o.MaxRunning || queued && 2*o.KVUsageWorst >= 1
+		// A few that wait for the step in flight say nothing: a batch of two would
+		// be taken for all that the engine can do, and each request there for slow.
+		// What it computes of prompts beside a short queue depends on what it was
+		// given: engines that got more would look faster, and get more.
+		busy = 2*o.Running >= o.MaxRunning || o.Waiting > 0 && 2*o.KVUsageWorst >= 1
 	}
-	r.decode = peak(r.decode, o.DecodeTokS, decodes)
-	r.prefill = peak(r.prefill, o.PrefillTokS, queued || decodes)
+	r.decode = peak(r.decode, o.DecodeTokS, busy)
+	r.prefill = peak(r.prefill, o.PrefillTokS, busy)
 }
 
 func peak(old, v float64, busy bool) float64 {

@@ -121,11 +121,11 @@ func TestRatesAreLearnedFromBusyEngines(t *testing.T) {
 	}
 }
 
-func TestAQueueBesideASmallBatchTellsOfPrefillAlone(t *testing.T) {
+func TestAQueueBesideASmallBatchTellsNothing(t *testing.T) {
 	for _, c := range []struct {
 		kv              float64
 		decode, prefill float64
-	}{{0.1, 0, 9000}, {0.8, 50, 9000}, {-1, 0, 9000}} {
+	}{{0.1, 0, 0}, {0.8, 50, 9000}, {-1, 0, 0}} {
 		var f policy.Fuser
 		o := policy.Observed{UsedTokens: -1, KVUsageWorst: c.kv, Running: 1, Waiting: 2, MaxRunning: 38, DecodeTokS: 50, PrefillTokS: 9000}
 		f.Sample(0, &o, policy.Reserved{})
