@@ -188,11 +188,15 @@ func ensure(ctx context.Context, js jetstream.JetStream, want jetstream.StreamCo
 	}
 }
 
+// codeNoPeers is JetStream's "no suitable peers for placement", with the reason.
+const codeNoPeers = 10005
+
 // passing tells whether an error of the JetStream API may go away by itself.
 func passing(err error) bool {
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
-		// 10005 no suitable peers is not: it stands until servers are added.
-		return api.Code == 503 && api.ErrorCode != 10005 && !strings.Contains(api.Description, "insufficient")
+		// 10005, no suitable peers, too: they are offline, as in a rolling restart,
+		// or there are too few; only who waits can tell.
+		return (api.Code == 503 || api.ErrorCode == codeNoPeers) && !strings.Contains(api.Description, "insufficient")
 	}
 	return errors.Is(err, jetstream.ErrNoStreamResponse)
 }

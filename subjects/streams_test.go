@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/rollbus/rollbus/kvstate/natstest"
 	"github.com/rollbus/rollbus/subjects"
 )
 
@@ -261,5 +262,21 @@ func TestSubmitRetryAndResultAreRecordedButNotTheirReceipt(t *testing.T) {
 		if got[subject] != want {
 			t.Errorf("%s holds %q, want %q", subject, got[subject], want)
 		}
+	}
+}
+
+// Servers that are offline come back, and those that are missing are added:
+// what has no place yet is waited for, and the end says what NATS said.
+func TestEnsureWaitsForAPlaceUntilItsDeadline(t *testing.T) {
+	js, err := jetstream.New(natstest.Cluster(t, 3).Conn(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	layout := subjects.Layout{Replicas: 5, Storage: jetstream.MemoryStorage, Budget: 128 << 20}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	err = subjects.Ensure(ctx, js, pool(t, "p"), layout)
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no suitable peers") {
+		t.Errorf("five copies on three servers: %v", err)
 	}
 }

@@ -147,6 +147,9 @@ func dedup(errs []error) []error {
 	return out
 }
 
+// ensureTries are the timeouts of a write that one try to make the pool may take.
+const ensureTries = 4
+
 func (a *Agent) ensure(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -160,12 +163,15 @@ func (a *Agent) ensure(ctx context.Context) error {
 	// An answer of NATS is final here; no answer in time is not.
 	pause := a.pauses()
 	for {
-		err := subjects.Ensure(ctx, a.store.JS(), a.pool, *a.cfg.Layout)
+		try, done := context.WithTimeout(ctx, ensureTries*a.t.StoreTimeout)
+		err := subjects.Ensure(try, a.store.JS(), a.pool, *a.cfg.Layout)
+		late := try.Err() != nil
+		done()
 		_, answered := errors.AsType[*jetstream.APIError](err)
-		if err == nil || answered || errors.Is(err, subjects.ErrForeignStream) || errors.Is(err, subjects.ErrBadLayout) {
+		if err == nil || answered && !late || errors.Is(err, subjects.ErrForeignStream) || errors.Is(err, subjects.ErrBadLayout) {
 			return err
 		}
-		a.log.Debug("the pool is not made yet", "error", err)
+		a.log.Warn("the pool's streams cannot be made yet", "error", err)
 		if !pause.wait(ctx) {
 			return err
 		}

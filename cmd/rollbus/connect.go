@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -91,6 +93,7 @@ func (a *app) connectDaemon(name string) (*nats.Conn, error) {
 	nc, err := nats.Connect(a.opts.Server, append(o,
 		nats.Name(name), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectBufSize(-1),
 		nats.ReconnectWait(250*time.Millisecond), nats.ReconnectJitter(250*time.Millisecond, time.Second),
+		nats.ConnectHandler(func(nc *nats.Conn) { log.Info("NATS connected", "server", nc.ConnectedUrlRedacted()) }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { log.Warn("NATS connection lost", "err", err) }),
 		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("NATS connected", "server", nc.ConnectedUrlRedacted()) }),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { log.Warn("NATS", "err", err) }),
@@ -98,7 +101,30 @@ func (a *app) connectDaemon(name string) (*nats.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to NATS at %s: %w", a.opts.Server, err)
 	}
+	if !nc.IsConnected() {
+		log.Warn("waiting for NATS", "server", redacted(a.opts.Server), "err", nc.LastError())
+	}
 	return nc, nil
+}
+
+// redacted is a list of servers without the secrets in it.
+func redacted(servers string) string {
+	all := strings.Split(servers, ",")
+	for i, s := range all {
+		if s = strings.TrimSpace(s); !strings.Contains(s, "://") {
+			s = "nats://" + s
+		}
+		u, err := url.Parse(s)
+		if err != nil {
+			all[i] = "?"
+			continue
+		}
+		if u.User != nil {
+			u.User = url.User("xxxxx") // a token stands there too
+		}
+		all[i] = u.String()
+	}
+	return strings.Join(all, ",")
 }
 
 // reached waits for a daemon's first connection by --timeout, so that one that
