@@ -34,6 +34,8 @@ type decisionLine struct {
 	core.Decision
 	Dispatcher string `json:"dispatcher"`
 	AtNS       int64  `json:"at_ns,omitempty"` // NATS server's clock
+
+	Transition *core.Transition `json:"transition,omitempty"` // of owners or seeds: no decision
 }
 
 var decisionHead = []string{"AT", "ROLLOUT", "ENGINE", "REASON", "POLICY", "MODE", ">CANDIDATES", "DISPATCHER", "+BASIS", "+SHADOW"}
@@ -49,7 +51,7 @@ func (d *decisionLine) row() []string {
 // read tells whether a message is a decision that was asked for.
 func (c GetDecisions) read(b []byte) (*decisionLine, bool) {
 	var d decisionLine
-	if json.Unmarshal(b, &d) != nil || c.Job != "" && !strings.HasPrefix(d.Rollout, c.Job+".") {
+	if json.Unmarshal(b, &d) != nil || d.Transition != nil || c.Job != "" && !strings.HasPrefix(d.Rollout, c.Job+".") {
 		return nil, false
 	}
 	return &d, true

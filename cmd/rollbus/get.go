@@ -24,6 +24,8 @@ type Get struct {
 	Dispatchers GetDispatchers `cmd:"" aliases:"dispatcher" help:"Dispatchers that live."`
 	Jobs        GetJobs        `cmd:"" aliases:"job" help:"Jobs: what waits, runs and is answered."`
 	Decisions   GetDecisions   `cmd:"" aliases:"decision" help:"Decisions: which engine for which rollout, and why."`
+	Owners      GetOwners      `cmd:"" aliases:"owner" help:"Owners: which engines hold which beginning of prompts, and what part of the pool it can use."`
+	Seeds       GetSeeds       `cmd:"" aliases:"seed" help:"Seeds: which engines are being added to the owners of a key."`
 }
 
 // Help shows examples.
