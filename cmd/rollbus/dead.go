@@ -41,6 +41,7 @@ type deadRow struct {
 	ID     string            `json:"id,omitempty"` // empty: it had no usable one
 	Code   string            `json:"code"`
 	Reason string            `json:"reason"`
+	Answer string            `json:"answer,omitempty"` // what the register says: a status, or received; empty = nothing
 	Bytes  int               `json:"bytes"`
 	Stored time.Time         `json:"stored"` // NATS server's clock
 	Header map[string]string `json:"header,omitempty"`
@@ -79,12 +80,12 @@ func (c DeadList) Run(a *app) error {
 		if err != nil {
 			return err
 		}
-		return list(a.printer(), []string{">SEQ", "ROLLOUT", "CODE", ">BYTES", ">AGE", "REASON"}, rows, func(r deadRow) []string {
+		return list(a.printer(), []string{">SEQ", "ROLLOUT", "CODE", "ANSWER", ">BYTES", ">AGE", "REASON"}, rows, func(r deadRow) []string {
 			reason := r.Reason
 			if a.opts.Output != formatWide {
 				reason = oneLine(reason, 90)
 			}
-			return []string{strconv.FormatUint(r.Seq, 10), r.name(), dash(r.Code), strconv.Itoa(r.Bytes), time.Since(r.Stored).Round(time.Second).String(), dash(reason)}
+			return []string{strconv.FormatUint(r.Seq, 10), r.name(), dash(r.Code), dash(r.Answer), strconv.Itoa(r.Bytes), time.Since(r.Stored).Round(time.Second).String(), dash(reason)}
 		})
 	})
 }
@@ -118,7 +119,36 @@ func (c DeadList) find(l *look) ([]deadRow, error) {
 			rows = rows[1:]
 		}
 	}
-	return rows, nil
+	return rows, l.answers(rows)
+}
+
+// received is what the register says of an answer that its reader has taken.
+const received = "received"
+
+// answers tells what the register says of dead rollouts: a late answer of an
+// agent may have been first, and the entry is none of a failure then.
+func (l *look) answers(rows []deadRow) error {
+	s, err := l.js.Stream(l.ctx, l.pool.Results())
+	if err != nil {
+		return fmt.Errorf("read stream %s: %w", l.pool.Results(), err)
+	}
+	for i := range rows {
+		r := &rows[i]
+		if r.ID == "" {
+			continue
+		}
+		m, err := s.GetLastMsgForSubject(l.ctx, l.pool.Result(r.Job, "*", r.ID))
+		switch {
+		case errors.Is(err, jetstream.ErrMsgNotFound):
+			continue
+		case err != nil:
+			return fmt.Errorf("read stream %s: %w", l.pool.Results(), err)
+		}
+		if r.Answer = m.Header.Get(subjects.HdrStatus); r.Answer == "" {
+			r.Answer = received
+		}
+	}
+	return nil
 }
 
 // deadAt reads one entry whole.
@@ -160,12 +190,17 @@ func (c DeadShow) Run(a *app) error {
 		if err != nil {
 			return err
 		}
+		one := []deadRow{r}
+		if err := l.answers(one); err != nil {
+			return err
+		}
+		r = one[0]
 		if c.Body {
 			_, err := a.stdout.Write(body)
 			return err
 		}
 		return a.printer().one(r, func() error {
-			pairs := []string{"rollout", r.name(), "code", r.Code, "reason", r.Reason, "stored", stamp(r.Stored), "bytes", strconv.Itoa(r.Bytes)}
+			pairs := []string{"rollout", r.name(), "code", r.Code, "reason", r.Reason, "answer", dash(r.Answer), "stored", stamp(r.Stored), "bytes", strconv.Itoa(r.Bytes)}
 			for _, k := range slices.Sorted(maps.Keys(r.Header)) {
 				pairs = append(pairs, k, oneLine(r.Header[k], 120))
 			}
