@@ -96,7 +96,7 @@ func (r *Report) paired(a, b *Row, figure string) Stat {
 
 // atMost adds a target: the mean must not be above the limit.
 func (r *Report) atMost(name string, got Stat, limit float64, why string) {
-	r.target(name, fmt.Sprintf("at most %s", short(limit)), got, got.Mean <= limit, why)
+	r.target(name, fmt.Sprintf("at most %s", short(limit)), got, got.Mean <= limit+1e-9, why)
 }
 
 // beyond adds a target: the mean may be above the limit by no more than the interval.
