@@ -50,7 +50,7 @@ func (r *rig) ran(id string, tokens []uint32) {
 // what it lost.
 func TestARestartedEnginesCacheIsOfAnotherEpochAndEmpty(t *testing.T) {
 	r := newRig(t)
-	f := fakeVLLM(t)
+	f := fakes.Start(t)
 	h := r.listen()
 	r.agent(f.URL(), vllm(t, f.URL()))
 	before := r.registered("its events are followed", withEvents(eventsExact))
@@ -67,9 +67,9 @@ func TestARestartedEnginesCacheIsOfAnotherEpochAndEmpty(t *testing.T) {
 		epoch, held, ok := r.snapshot()
 		return ok && epoch == after.Epoch && len(held) == 0
 	})
-	if !h.has(func(c kvevents.Change) bool { return c.Epoch == after.Epoch && c.Seq == 1 && cleared(c) }) {
-		t.Error("the new epoch does not begin with a cleared cache")
-	}
+	r.eventually("the new epoch begins with a cleared cache", func() bool {
+		return h.has(func(c kvevents.Change) bool { return c.Epoch == after.Epoch && c.Seq == 1 && cleared(c) })
+	})
 	q := prompt(2, 256)
 	r.ran("0002", q)
 	r.holds("what it computes now is in the view", q, 4)
@@ -80,7 +80,7 @@ func TestARestartedEnginesCacheIsOfAnotherEpochAndEmpty(t *testing.T) {
 // one and filled by a replay.
 func TestAGapInTheEventsIsFilledByAReplay(t *testing.T) {
 	r := newRig(t)
-	f := fakeVLLM(t)
+	f := fakes.Start(t)
 	r.agent(f.URL(), vllm(t, f.URL()))
 	r.registered("its events are followed", withEvents(eventsExact))
 	r.eventually("somebody has subscribed", func() bool { return f.Subscribers(0) == 1 })
@@ -97,7 +97,7 @@ func TestAGapInTheEventsIsFilledByAReplay(t *testing.T) {
 // no credit is better than false credit.
 func TestAGapThatNothingFillsEndsTheCredit(t *testing.T) {
 	r := newRig(t)
-	f := fakeVLLM(t, func(c *fakes.VLLMConfig) { c.Events.NoReplay = true })
+	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Events.NoReplay = true })
 	a := r.agent(f.URL(), vllm(t, f.URL()))
 	r.registered("its events are followed", withEvents(eventsExact))
 	r.eventually("somebody has subscribed", func() bool { return f.Subscribers(0) == 1 })
@@ -117,10 +117,10 @@ func TestAGapThatNothingFillsEndsTheCredit(t *testing.T) {
 // made to ask for a snapshot.
 func TestAfterAnOutageOfNATSTheChangesShowAGap(t *testing.T) {
 	r := newRig(t)
-	f := fakeVLLM(t)
+	f := fakes.Start(t)
 	l := &line{}
 	h := r.listen()
-	a := r.launch(l.conn(r), f.URL(), vllm(t, f.URL()))
+	a := r.along(l, f.URL(), vllm(t, f.URL()))
 	r.registered("its events are followed", withEvents(eventsExact))
 	p, q := prompt(1, 256), prompt(2, 256)
 	r.ran("0001", p)
@@ -155,7 +155,7 @@ func TestAfterAnOutageOfNATSTheChangesShowAGap(t *testing.T) {
 // of the engine's cache all is known again.
 func TestAnEngineThatIsRemovedAndAddedAgainIsKnownAnew(t *testing.T) {
 	r := newRig(t)
-	f := fakeVLLM(t)
+	f := fakes.Start(t)
 	a := r.agent(f.URL(), vllm(t, f.URL()))
 	before := r.registered("its events are followed", withEvents(eventsExact))
 	p := prompt(1, 256)
@@ -183,7 +183,7 @@ func TestAnEngineThatIsRemovedAndAddedAgainIsKnownAnew(t *testing.T) {
 // Where nothing is published what ran is taken to be there: a guess, told as one.
 func TestWithoutEventsTheViewIsAGuessThatExpires(t *testing.T) {
 	r := newRig(t)
-	f := fakeVLLM(t, func(c *fakes.VLLMConfig) { c.Events, c.Sources = nil, false })
+	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Events, c.Sources = nil, false })
 	r.agent(f.URL(), vllm(t, f.URL()), func(c *Config) { c.Timings.CacheGuess = 2 * time.Second })
 	e := r.registered("it is marked as a guess", withEvents(eventsApproximate))
 	p := prompt(1, 256)
@@ -204,7 +204,7 @@ func TestWithoutEventsTheViewIsAGuessThatExpires(t *testing.T) {
 
 func TestTheConfiguredPortsOfServersThatDoNotTellAreFollowed(t *testing.T) {
 	r := newRig(t)
-	f := fakeVLLM(t, func(c *fakes.VLLMConfig) { c.Sources, c.Engine.Ranks = false, 1 })
+	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Sources, c.Engine.Ranks = false, 1 })
 	at := engine.EventsConfig{Endpoint: f.Endpoint(0), Replay: f.Replay(0)}
 	r.agent(f.URL(), vllm(t, f.URL(), func(c *engine.VLLMConfig) { c.Events = at }))
 	r.registered("the port that the flag names is followed", withEvents(eventsExact))
@@ -216,7 +216,7 @@ func TestTheConfiguredPortsOfServersThatDoNotTellAreFollowed(t *testing.T) {
 // scenario C9: a port that is advertised and mute holds up nothing but its credit.
 func TestAMutePortOfCacheEventsIsAlarmedAndTheEngineServesAllTheSame(t *testing.T) {
 	r := newRig(t)
-	f := fakeVLLM(t, func(c *fakes.VLLMConfig) { c.Events, c.Sources = nil, false })
+	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Events, c.Sources = nil, false })
 	a := r.agent(f.URL(), vllm(t, f.URL(), func(c *engine.VLLMConfig) { c.Events.Endpoint = "tcp://127.0.0.1:1" }))
 	p := prompt(1, 256)
 	r.ran("0001", p)
@@ -231,7 +231,7 @@ func TestAMutePortOfCacheEventsIsAlarmedAndTheEngineServesAllTheSame(t *testing.
 // ever matches a block.
 func TestAViewThatNoPromptEverMatchesIsAlarmed(t *testing.T) {
 	r := newRig(t)
-	f := fakeVLLM(t, func(c *fakes.VLLMConfig) { c.Engine.TimeScale = 500 })
+	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Engine.TimeScale = 500 })
 	a := r.agent(f.URL(), vllm(t, f.URL()), func(c *Config) { c.Engines[0].Model = "another" })
 	r.registered("its events are followed", withEvents(eventsExact))
 	r.eventually("runs are held against the view", func() bool {

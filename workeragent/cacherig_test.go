@@ -8,32 +8,11 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	simengine "github.com/rollbus/rollbus/bench/engine"
-	"github.com/rollbus/rollbus/bench/engine/fakes"
-	"github.com/rollbus/rollbus/bench/engine/model"
 	"github.com/rollbus/rollbus/subjects"
 	"github.com/rollbus/rollbus/subjects/blockhash"
 	"github.com/rollbus/rollbus/workeragent/engine"
 	"github.com/rollbus/rollbus/workeragent/kvevents"
 )
-
-// fakeVLLM starts one that publishes and replays cache events and tells where.
-func fakeVLLM(t *testing.T, change ...func(*fakes.VLLMConfig)) *fakes.Fake {
-	t.Helper()
-	cfg := fakes.VLLMConfig{
-		Engine: simengine.Config{Model: "m", TimeScale: 50, Engine: model.Config{MaxRunning: 4, BlockTokens: 16, KVTokens: 1 << 15}},
-		Events: &fakes.EventsConfig{}, Sources: true,
-	}
-	for _, f := range change {
-		f(&cfg)
-	}
-	f, err := fakes.VLLM(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = f.Close() })
-	return f
-}
 
 // vllm makes the agent drive its engine by the adapter for vLLM.
 func vllm(t *testing.T, url string, change ...func(*engine.VLLMConfig)) func(*Config) {

@@ -41,15 +41,15 @@ func (a *agentRun) spooledCount() int {
 	return n
 }
 
+// onALine is an agent whose connection to NATS a test can cut.
+func onALine(t *testing.T) (*rig, *puppet, *line) {
+	r, p, l := newRig(t), newPuppet(t), &line{}
+	r.along(l, p.url)
+	return r, p, l
+}
+
 func TestNATSRestartedBetweenAResultAndItsRelease(t *testing.T) {
-	r := newRig(t)
-	p := newPuppet(t)
-	l := &line{}
-	r.launch(l.conn(r), p.url)
-	r.eventually("the engine is registered as ready", func() bool {
-		e, ok := r.engine("e1")
-		return ok && e.State == subjects.EngineReady
-	})
+	r, p, l := onALine(t)
 	r.bind(request("0001", 50))
 	c := p.next()
 	cut := l.cutAt(false, func(b []byte) bool {
@@ -73,14 +73,7 @@ func TestNATSRestartedBetweenAResultAndItsRelease(t *testing.T) {
 }
 
 func TestAnAnswerWhoseAcknowledgementIsLostIsKnownForOurs(t *testing.T) {
-	r := newRig(t)
-	p := newPuppet(t)
-	l := &line{}
-	r.launch(l.conn(r), p.url)
-	r.eventually("the engine is registered as ready", func() bool {
-		e, ok := r.engine("e1")
-		return ok && e.State == subjects.EngineReady
-	})
+	r, p, l := onALine(t)
 	r.bind(request("0001", 50))
 	c := p.next()
 	cut := l.cutAt(true, func(b []byte) bool { return bytes.Contains(b, []byte("rollout.p.result.j.main.0001")) })
@@ -143,14 +136,7 @@ func TestAnOutageOfNATSEndsNoRun(t *testing.T) {
 // scenario F10: the agent alone is cut off. What was given elsewhere meanwhile
 // is dropped; what was answered meanwhile stays answered.
 func TestAfterAPartitionOnlyKeysThatAreStillHeldGoOn(t *testing.T) {
-	r := newRig(t)
-	p := newPuppet(t)
-	l := &line{}
-	r.launch(l.conn(r), p.url)
-	r.eventually("the engine is registered as ready", func() bool {
-		e, ok := r.engine("e1")
-		return ok && e.State == subjects.EngineReady
-	})
+	r, p, l := onALine(t)
 	r.bind(request("keeps", 50))
 	keeps := p.next()
 	taken := r.bind(request("taken", 50))

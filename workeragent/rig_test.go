@@ -95,7 +95,17 @@ type agentRun struct {
 // agent starts an agent for engine e1 at that URL and waits until it serves.
 func (r *rig) agent(url string, change ...func(*Config)) *agentRun {
 	r.t.Helper()
-	a := r.launch(r.node.Conn(r.t, nats.ReconnectBufSize(-1)), url, change...)
+	return r.serving(r.launch(r.node.Conn(r.t, nats.ReconnectBufSize(-1)), url, change...))
+}
+
+// along is agent with a connection over a line.
+func (r *rig) along(l *line, url string, change ...func(*Config)) *agentRun {
+	r.t.Helper()
+	return r.serving(r.launch(l.conn(r), url, change...))
+}
+
+func (r *rig) serving(a *agentRun) *agentRun {
+	r.t.Helper()
 	r.eventually("the engine is registered as ready", func() bool {
 		e, ok := r.engine("e1")
 		return ok && e.State == subjects.EngineReady && e.Epoch == a.units[0].epochText()

@@ -10,27 +10,11 @@ import (
 	"testing"
 	"time"
 
-	simengine "github.com/rollbus/rollbus/bench/engine"
 	"github.com/rollbus/rollbus/bench/engine/fakes"
-	"github.com/rollbus/rollbus/bench/engine/model"
 	"github.com/rollbus/rollbus/kvstate/natstest"
 	"github.com/rollbus/rollbus/subjects"
 	"github.com/rollbus/rollbus/workeragent/engine"
 )
-
-func fakeVLLM(t *testing.T, change ...func(*fakes.VLLMConfig)) *fakes.Fake {
-	t.Helper()
-	cfg := fakes.VLLMConfig{Engine: simengine.Config{TimeScale: 50, Engine: model.Config{BlockTokens: 16, KVTokens: 1 << 14}}, Events: &fakes.EventsConfig{}, Sources: true}
-	for _, f := range change {
-		f(&cfg)
-	}
-	f, err := fakes.VLLM(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = f.Close() })
-	return f
-}
 
 // rollbus runs a command to its end.
 func rollbus(ctx context.Context, environ []string, args ...string) (code int, out, said string) {
@@ -40,8 +24,8 @@ func rollbus(ctx context.Context, environ []string, args ...string) (code int, o
 }
 
 func TestConformanceExitsByWhatItFound(t *testing.T) {
-	sound := fakeVLLM(t)
-	uncached := fakeVLLM(t, func(c *fakes.VLLMConfig) { c.Engine.Engine.NoCache = true })
+	sound := fakes.Start(t)
+	uncached := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Engine.Engine.NoCache = true })
 	for name, c := range map[string]struct {
 		url    string
 		code   int
@@ -109,7 +93,7 @@ func TestEndpointsOfCacheEventsGoToTheEngineTheyName(t *testing.T) {
 // are; what it found is what get and probe print.
 func TestAnAgentIsToldWhereTheEventsAre(t *testing.T) {
 	node := natstest.Server(t)
-	f := fakeVLLM(t, func(c *fakes.VLLMConfig) { c.Sources = false })
+	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Sources = false })
 	state := filepath.Join(t.TempDir(), "state")
 	environ := []string{"ROLLBUS_SERVER=" + node.URL(), "ROLLBUS_STATE_DIR=" + state}
 	ctx, stop := context.WithCancel(t.Context())
@@ -132,7 +116,7 @@ func TestAnAgentIsToldWhereTheEventsAre(t *testing.T) {
 		code, out, _ := rollbus(ctx, environ, "get", "engines", "-o", "jsonl")
 		return code == exitOK && json.Unmarshal([]byte(out), &e) == nil && e.Events == "exact" && e.State == subjects.EngineReady
 	})
-	if e.CapacityTokens == nil || *e.CapacityTokens != 1<<14 || e.CapacitySource != "reported" {
+	if e.CapacityTokens == nil || *e.CapacityTokens != 1<<15 || e.CapacitySource != "reported" {
 		t.Errorf("%+v", e)
 	}
 	if _, out, said := rollbus(ctx, environ, "get", "engines", "-o", "wide"); !strings.Contains(out, "CAPACITY FROM") || !strings.Contains(out, "reported") {

@@ -26,6 +26,14 @@ type EventsConfig struct {
 	Bind bool
 }
 
+// withEvents makes the adapter that those of servers with cache events build on.
+func withEvents(cfg OpenAIConfig, events EventsConfig) (*OpenAI, error) {
+	if err := events.Validate(); err != nil {
+		return nil, err
+	}
+	return NewOpenAI(cfg)
+}
+
 // Validate checks the endpoints.
 func (c EventsConfig) Validate() error {
 	for _, e := range [...]string{c.Endpoint, c.Replay} {

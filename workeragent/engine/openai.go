@@ -261,20 +261,7 @@ func (a *OpenAI) requestBody(r *subjects.Request) (path string, body []byte, err
 	if !a.cfg.NoTokenIDs {
 		f["return_token_ids"] = true
 	}
-	set(f, "temperature", s.Temperature)
-	set(f, "top_p", s.TopP)
-	set(f, "top_k", s.TopK)
-	set(f, "min_p", s.MinP)
-	set(f, "seed", s.Seed)
-	if len(s.Stop) > 0 {
-		f["stop"] = s.Stop
-	}
-	if len(s.StopTokenIDs) > 0 {
-		f["stop_token_ids"] = s.StopTokenIDs
-	}
-	if s.IgnoreEOS {
-		f["ignore_eos"] = true
-	}
+	sampling(f, s, "seed")
 	if r.CacheSalt != "" {
 		f["cache_salt"] = r.CacheSalt
 	}
@@ -300,6 +287,24 @@ func (a *OpenAI) logprobFields(r *subjects.Request, f map[string]any) {
 	f["logprobs"] = true
 	if n > 0 {
 		f["top_logprobs"] = n
+	}
+}
+
+// sampling spells the parameters that all servers call alike but for the seed.
+func sampling(f map[string]any, s *subjects.SamplingParams, seed string) {
+	set(f, "temperature", s.Temperature)
+	set(f, "top_p", s.TopP)
+	set(f, "top_k", s.TopK)
+	set(f, "min_p", s.MinP)
+	set(f, seed, s.Seed)
+	if len(s.Stop) > 0 {
+		f["stop"] = s.Stop
+	}
+	if len(s.StopTokenIDs) > 0 {
+		f["stop_token_ids"] = s.StopTokenIDs
+	}
+	if s.IgnoreEOS {
+		f["ignore_eos"] = true
 	}
 }
 

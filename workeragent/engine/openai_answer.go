@@ -290,12 +290,10 @@ func (a *answer) outcome(how end, err error, believeNoMark bool) Outcome {
 		o.Kind, o.Code, o.Message = k, code, message
 		return o
 	}
-	k, code, message, broken := breach(err, a.maxTokens)
-	switch {
-	case a.fault != nil:
-		return fail(a.fault.kind(a.output), a.fault.code, a.fault.message)
-	case broken:
+	if k, code, message, broken := breach(a.fault, a.output, err, a.maxTokens); broken {
 		return fail(k, code, message)
+	}
+	switch {
 	case a.several:
 		return fail(Failed, codeSeveral, fmt.Sprintf("the engine sent %d choices for one sample, some of them unfinished or unasked", len(a.unended)+1))
 	case a.reason == "":

@@ -145,10 +145,13 @@ func readWhole(r io.Reader, lim SSELimits, c collector) (end, error) {
 	return endMark, c.chunk(b)
 }
 
-// breach is what a reading that was given up means, whatever came before it; ok
-// is false when only the connection broke, or nothing did.
-func breach(err error, allowed int) (k Kind, code, message string, ok bool) {
+// breach is what an error in the answer, or a reading that was given up, means,
+// whatever came before it; ok is false when only the connection broke, or nothing
+// did.
+func breach(fault *apiFault, output bool, err error, allowed int) (k Kind, code, message string, ok bool) {
 	switch {
+	case fault != nil:
+		return fault.kind(output), fault.code, fault.message, true
 	case errors.Is(err, errHTML):
 		return Failed, codeHTML, "the answer is a web page, not of an engine: check the address", true
 	case errors.Is(err, errHeld):

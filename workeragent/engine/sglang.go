@@ -46,10 +46,7 @@ var (
 
 // NewSGLang makes an adapter. It asks the server nothing yet.
 func NewSGLang(cfg SGLangConfig) (*SGLang, error) {
-	if err := cfg.Events.Validate(); err != nil {
-		return nil, err
-	}
-	o, err := NewOpenAI(cfg.OpenAIConfig)
+	o, err := withEvents(cfg.OpenAIConfig, cfg.Events)
 	if err != nil {
 		return nil, err
 	}

@@ -51,20 +51,7 @@ func (a *SGLang) generateBody(r *subjects.Request, run Run) ([]byte, error) {
 			p[name] = x
 		}
 	}
-	set(p, "temperature", s.Temperature)
-	set(p, "top_p", s.TopP)
-	set(p, "top_k", s.TopK)
-	set(p, "min_p", s.MinP)
-	set(p, "sampling_seed", s.Seed)
-	if len(s.Stop) > 0 {
-		p["stop"] = s.Stop
-	}
-	if len(s.StopTokenIDs) > 0 {
-		p["stop_token_ids"] = s.StopTokenIDs
-	}
-	if s.IgnoreEOS {
-		p["ignore_eos"] = true
-	}
+	sampling(p, s, "sampling_seed")
 	f["rid"], f["sampling_params"], f["stream"] = run.ID, p, true
 	if len(r.PromptTokenIDs) > 0 {
 		f["input_ids"] = tokens(r)
@@ -313,12 +300,10 @@ func (a *sglangAnswer) outcome(how end, err error, believeNoMark bool) Outcome {
 			o.add("stop_reason", a.finish.Matched)
 		}
 	}
-	k, code, message, broken := breach(err, a.maxTokens)
-	switch {
-	case a.fault != nil:
-		return fail(a.fault.kind(a.output), a.fault.code, a.fault.message)
-	case broken:
+	if k, code, message, broken := breach(a.fault, a.output, err, a.maxTokens); broken {
 		return fail(k, code, message)
+	}
+	switch {
 	case a.finish == nil:
 		return fail(unfinished(how, err, a.output))
 	case a.finish.Type == "abort":

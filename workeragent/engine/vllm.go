@@ -44,10 +44,7 @@ var (
 
 // NewVLLM makes an adapter. It asks the server nothing yet.
 func NewVLLM(cfg VLLMConfig) (*VLLM, error) {
-	if err := cfg.Events.Validate(); err != nil {
-		return nil, err
-	}
-	o, err := NewOpenAI(cfg.OpenAIConfig)
+	o, err := withEvents(cfg.OpenAIConfig, cfg.Events)
 	if err != nil {
 		return nil, err
 	}
@@ -117,18 +114,8 @@ func (v *VLLM) generateBody(r *subjects.Request, run Run) ([]byte, error) {
 		p[name] = x
 	}
 	p["max_tokens"] = left
-	set(p, "temperature", s.Temperature)
-	set(p, "top_p", s.TopP)
-	set(p, "top_k", s.TopK)
-	set(p, "min_p", s.MinP)
-	set(p, "seed", s.Seed)
+	sampling(p, s, "seed") // without stop strings: those requests go elsewhere
 	set(p, "logprobs", s.Logprobs)
-	if len(s.StopTokenIDs) > 0 {
-		p["stop_token_ids"] = s.StopTokenIDs
-	}
-	if s.IgnoreEOS {
-		p["ignore_eos"] = true
-	}
 	f := map[string]any{}
 	for name, x := range r.Extra {
 		if ownFields[name] {

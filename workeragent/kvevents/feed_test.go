@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/rollbus/rollbus/kvstate/natstest"
 	"github.com/rollbus/rollbus/subjects/blockhash"
 	"github.com/rollbus/rollbus/workeragent/kvevents/zmq"
 )
@@ -156,18 +157,12 @@ func encode(rank int, events ...Event) []byte {
 	return slices.Clone(w.End(rank))
 }
 
+// within bounds every wait of these tests.
+const within = 20 * time.Second
+
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(20 * time.Second)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatal("not in time: ", what)
-		}
-	}
+	natstest.Eventually(t, within, what, ok)
 }
 
 // follow runs a feed with quick times.

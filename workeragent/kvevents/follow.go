@@ -3,10 +3,11 @@ package kvevents
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/rollbus/rollbus/workeragent/kvevents/zmq"
 )
 
 // rankFeed follows one rank: receive is the socket's goroutine, work the other.
@@ -58,26 +59,12 @@ func (r *rankFeed) clears(payload []byte) bool {
 
 // receive connects, again and again, and moves messages into the ring.
 func (r *rankFeed) receive(ctx context.Context) {
-	wait := r.f.cfg.BackoffMin
-	for ctx.Err() == nil {
-		began := time.Now()
+	zmq.Redial(ctx, r.f.cfg.BackoffMin, r.f.cfg.BackoffMax, func(ctx context.Context) {
 		err := r.connect(ctx)
-		if time.Since(began) > r.f.cfg.BackoffMax {
-			wait = r.f.cfg.BackoffMin
+		if ctx.Err() == nil {
+			r.f.cfg.Log.Debug("cache events: connection ended", "engine", r.f.cfg.Engine, "rank", r.src.Rank, "endpoint", r.src.Endpoint, "err", err)
 		}
-		if ctx.Err() != nil {
-			return
-		}
-		r.f.cfg.Log.Debug("cache events: connection ended", "engine", r.f.cfg.Engine, "rank", r.src.Rank, "endpoint", r.src.Endpoint, "err", err)
-		t := time.NewTimer(time.Duration(float64(wait) * (0.5 + rand.Float64())))
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return
-		}
-		wait = min(2*wait, r.f.cfg.BackoffMax)
-	}
+	})
 }
 
 // connect lives as long as one connection, or one bound endpoint.

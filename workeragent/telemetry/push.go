@@ -3,7 +3,6 @@ package telemetry
 import (
 	"context"
 	"encoding/binary"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"time"
@@ -112,22 +111,7 @@ func (p *Push) Stats() PushStats {
 }
 
 func (p *Push) follow(ctx context.Context, rank int, endpoint, topic string) {
-	wait := pushBackoffMin
-	for ctx.Err() == nil {
-		began := time.Now()
-		p.connect(ctx, rank, endpoint, topic)
-		if time.Since(began) > pushBackoffMax {
-			wait = pushBackoffMin
-		}
-		t := time.NewTimer(time.Duration(float64(wait) * (0.5 + rand.Float64())))
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return
-		}
-		wait = min(2*wait, pushBackoffMax)
-	}
+	zmq.Redial(ctx, pushBackoffMin, pushBackoffMax, func(ctx context.Context) { p.connect(ctx, rank, endpoint, topic) })
 }
 
 // maxLoadMessage is far above any of them.

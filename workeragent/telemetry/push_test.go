@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rollbus/rollbus/kvstate/natstest"
 	"github.com/rollbus/rollbus/workeragent/kvevents/zmq"
 	"github.com/rollbus/rollbus/workeragent/telemetry"
 )
@@ -58,18 +59,12 @@ func (p *loadPublisher) send(payload []byte, seq uint64) {
 	}
 }
 
+// within bounds every wait of these tests.
+const within = 20 * time.Second
+
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(10 * time.Second)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatal("not in time: ", what)
-		}
-	}
+	natstest.Eventually(t, within, what, ok)
 }
 
 func TestPushedLoadIsFollowedRankByRank(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rollbus/rollbus/bench/engine"
 	"github.com/rollbus/rollbus/bench/engine/model"
+	"github.com/rollbus/rollbus/kvstate/natstest"
 	"github.com/rollbus/rollbus/subjects"
 	"github.com/rollbus/rollbus/subjects/blockhash"
 	wire "github.com/rollbus/rollbus/workeragent/engine"
@@ -23,18 +24,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// within bounds every wait of these tests.
+const within = 20 * time.Second
+
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(20 * time.Second)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatal("not in time: ", what)
-		}
-	}
+	natstest.Eventually(t, within, what, ok)
 }
 
 // follow runs a feed on a fake's events.

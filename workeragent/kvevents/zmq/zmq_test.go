@@ -16,6 +16,7 @@ import (
 	zmq4 "github.com/go-zeromq/zmq4"
 	"go.uber.org/goleak"
 
+	"github.com/rollbus/rollbus/kvstate/natstest"
 	"github.com/rollbus/rollbus/workeragent/kvevents/zmq"
 )
 
@@ -42,19 +43,12 @@ func recv(t *testing.T, c *zmq.Conn) [][]byte {
 	return frames
 }
 
-// until tries something until it works, at most ten seconds.
+// within bounds every wait of these tests.
+const within = 20 * time.Second
+
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(10 * time.Second)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatal("not in time:", what)
-		}
-	}
+	natstest.Eventually(t, within, what, ok)
 }
 
 func TestSubscribesToALibrarysPublisher(t *testing.T) {
