@@ -23,6 +23,9 @@ type Dispatcher struct {
 	handle  core.Handle
 	next    map[stream]time.Duration // earliest delivery of the next entry: each stream comes in order, and no two together
 	Log     func(ev core.Event, now time.Duration, out []core.Effect)
+	// Old makes it one of before owners and seeds: it hears nothing of them, and
+	// knows no such policy. Set it before the World runs.
+	Old bool
 	// Die, when set, is asked before each effect is carried out; true kills it there.
 	Die func(core.Effect) bool
 }
@@ -171,6 +174,11 @@ func (d *Dispatcher) step(ev core.Event) {
 			d.backlog = append(d.backlog, ev)
 		}
 		return
+	}
+	if d.Old {
+		if ev = before(ev); ev == nil {
+			return
+		}
 	}
 	now := d.w.Now - d.started
 	out := d.Core.Step(ev, now)

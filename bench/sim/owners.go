@@ -260,3 +260,26 @@ func (d *Dispatcher) repeatSeed(e core.SeedBind) core.BindAnswer {
 	}
 	return a
 }
+
+// before is what a dispatcher of before owners and seeds makes of an event; nil
+// is nothing.
+func before(ev core.Event) core.Event {
+	switch e := ev.(type) {
+	case core.SeedPut, core.SeedGone, core.OwnerPut, core.OwnersGone:
+		return nil
+	case core.PoolPut:
+		e.Settings.Policy, e.Settings.Knobs = "", nil // refused, for what it does not know: the baseline decides
+		return e
+	case core.ViewSwap:
+		if e.Kind == core.ViewOwners {
+			return nil
+		}
+		e.Seeds, e.SeedsGone = nil, nil
+		if e.Pool != nil {
+			p := before(*e.Pool).(core.PoolPut)
+			e.Pool = &p
+		}
+		return e
+	}
+	return ev
+}

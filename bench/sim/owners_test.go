@@ -194,7 +194,7 @@ func TestAnOwnerIsStruckOff(t *testing.T) {
 // troubledOwners is a run with everything in it: dispatchers that die at a step
 // of a seed, stand still for a minute or lose answers, engines that die, are cut
 // off or lose their cache, runs without usage, failures, new weights.
-func troubledOwners(t testing.TB, seed uint64, plant sim.Plant) *hotPool {
+func troubledOwners(t testing.TB, seed uint64, plant sim.Plant, watch func(core.Event, time.Duration, []core.Effect)) *hotPool {
 	rnd := seed*0x9e3779b97f4a7c15 + 1
 	pick := func(n int) int {
 		rnd ^= rnd << 13
@@ -214,6 +214,10 @@ func troubledOwners(t testing.TB, seed uint64, plant sim.Plant) *hotPool {
 	for i := range 2 + pick(3) {
 		ds = append(ds, p.AddDispatcher(fmt.Sprintf("d%d", i)))
 	}
+	if watch != nil {
+		ds[0].Log = watch
+	}
+	ds[1].Old = seed%5 == 4 // scenario F17: an old dispatcher beside new ones
 	var ns []*sim.Node
 	for i := range 2 + pick(3) {
 		ns = append(ns, p.node(fmt.Sprintf("e%d", i), 2+pick(2)))
@@ -295,10 +299,11 @@ func (p *hotPool) spoilNodes(ns []*sim.Node, pick func(int) int) {
 
 // scenario F18
 // scenario F2
+// scenario F17
 func TestAThousandTroubledRunsKeepTheRulesOfOwners(t *testing.T) {
 	seeded, proved, given, most := 0, 0, 0, 0
 	for seed := range uint64(*ownerSeeds) {
-		p := troubledOwners(t, seed, "")
+		p := troubledOwners(t, seed, "", nil)
 		for _, x := range p.Problems() {
 			t.Fatalf("seed %d: %s", seed, x)
 		}
@@ -316,10 +321,70 @@ func TestAThousandTroubledRunsKeepTheRulesOfOwners(t *testing.T) {
 // A check that finds nothing must be known to bite.
 func TestAStreamWithoutTheSeedsGuardIsFoundOut(t *testing.T) {
 	for seed := range uint64(100) {
-		if p := troubledOwners(t, seed, sim.PlantNoSeedGuard).Problems(); len(p) > 0 {
+		if p := troubledOwners(t, seed, sim.PlantNoSeedGuard, nil).Problems(); len(p) > 0 {
 			t.Logf("seed %d: %s", seed, p[0])
 			return
 		}
 	}
 	t.Error("in 100 runs no rule was broken")
+}
+
+// The same events give the same effects: from the start, and from a checkpoint
+// taken in the midst of seeds.
+func TestOwnersAndSeedsReplayExactlyAlsoFromACheckpoint(t *testing.T) {
+	seeded := 0
+	for seed := range uint64(12) {
+		var events [][]byte
+		var effects []string
+		troubledOwners(t, seed, "", func(ev core.Event, now time.Duration, out []core.Effect) {
+			events, effects = append(events, encoded(t, ev, now)), append(effects, listed(t, out))
+		})
+		again := core.New(core.Config{Dispatcher: "d0", Timings: core.DefaultTimings()})
+		again.Step(core.ServerTime{UnixNano: 1_700_000_000_000_000_000}, 0) // before the log was there
+		var restored *core.Core
+		for i, b := range events {
+			ev, now, err := core.DecodeEvent(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := listed(t, again.Step(ev, now)); got != effects[i] {
+				t.Fatalf("seed %d, event %d %s:\nrecorded %s\nreplayed %s", seed, i, b, effects[i], got)
+			}
+			if restored != nil {
+				if got := listed(t, restored.Step(ev, now)); got != effects[i] {
+					t.Fatalf("seed %d, event %d %s:\nrecorded %s\nrestored %s", seed, i, b, effects[i], got)
+				}
+			}
+			if strings.Contains(effects[i], `"t":"SeedBind"`) || strings.Contains(effects[i], `"t":"WriteOwners"`) {
+				seeded++
+				if restored, err = core.Restore(core.Config{Dispatcher: "d0", Timings: core.DefaultTimings()}, again.Checkpoint()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if seeded == 0 {
+		t.Error("nothing was seeded")
+	}
+}
+
+func encoded(t *testing.T, ev core.Event, now time.Duration) []byte {
+	b, err := core.EncodeEvent(ev, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func listed(t *testing.T, out []core.Effect) string {
+	var b strings.Builder
+	for _, e := range out {
+		x, err := core.EncodeEffect(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Write(x)
+		b.WriteByte('\n')
+	}
+	return b.String()
 }

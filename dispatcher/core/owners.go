@@ -638,7 +638,7 @@ func (c *Core) markOwners(it *item, in *policy.Input) (undo func()) {
 	}
 	r := &in.Request
 	r.OwnerKey, r.Affinity = name, name
-	r.NoSeed = it.facts.Bind > 0 || !c.seedsOwners()
+	r.NoSeed = it.facts.Bind > 0
 	k := c.keys[name]
 	for target := range c.targets { // the order plays no part
 		c.markSeeding(target, policy.SeedOther)

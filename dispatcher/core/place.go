@@ -107,7 +107,7 @@ func (c *Core) leftNow(it *item) time.Duration {
 // waiting is how many messages in hand have no place yet. Those that wait for one
 // engine by choice take nobody else's place.
 func (c *Core) waiting() int {
-	return c.stages[itemWaiting] + c.stages[itemAssigned] + c.stages[itemChecking] - min(c.kept, maxKept)
+	return max(0, c.stages[itemWaiting]-min(c.kept, maxKept)) + c.stages[itemAssigned] + c.stages[itemChecking]
 }
 
 func (c *Core) fetched(f Fetched) {
@@ -494,6 +494,9 @@ func (c *Core) decide(it *item) int {
 	unmark := c.markOwners(it, &in)
 	unlean := c.lean(it, in.Request.Affinity)
 	at := c.decider.Decide(&in, &c.rec)
+	if c.cfg.Beside != nil {
+		c.cfg.Beside(&in, &c.rec)
+	}
 	it.seed = c.rec.Seed
 	it.predict = nil
 	if at >= 0 {

@@ -109,7 +109,9 @@ func (c *Core) landed(it *item, a BindAnswer) {
 
 // putSeed takes what stands at a seed's key.
 func (c *Core) putSeed(p SeedPut, unseen bool) {
-	c.server.observe(p.Stored, c.now)
+	if !unseen {
+		c.server.observe(p.Stored, c.now)
+	}
 	k := c.ownerKey(p.Key)
 	if old := k.seed; old != nil && old.Revision >= p.Revision {
 		old.unseen = old.unseen && (unseen || old.Revision != p.Revision)
@@ -122,7 +124,9 @@ func (c *Core) putSeed(p SeedPut, unseen bool) {
 
 // goneSeed takes the marker of a seed.
 func (c *Core) goneSeed(g SeedGone, unseen bool) {
-	c.server.observe(g.Stored, c.now)
+	if !unseen {
+		c.server.observe(g.Stored, c.now)
+	}
 	k := c.ownerKey(g.Key)
 	if old := k.seed; old != nil && old.Revision >= g.Revision {
 		old.unseen = old.unseen && (unseen || old.Revision != g.Revision)
