@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -249,16 +248,17 @@ func TestAViewThatNoPromptEverMatchesIsAlarmed(t *testing.T) {
 	}
 }
 
-// sglangStub is a server of two ranks that a test answers for.
-func sglangStub(t *testing.T, loadPort int, loads string) string {
+// sizes are what a server of SGLang may tell of itself, and may not.
+const sizes = `,"max_total_num_tokens":5000,"internal_states":[{"effective_max_running_requests_per_dp":4},{"effective_max_running_requests_per_dp":4}]`
+
+// sglangStub is a server of two ranks that a test answers for; more are further
+// fields of its server info.
+func sglangStub(t *testing.T, more, loads string) string {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		switch q.URL.Path {
 		case "/server_info":
-			fmt.Fprintf(w, `{"model_path":"/m","served_model_name":"m","dp_size":2,"page_size":64,"max_total_num_tokens":5000,"context_length":4096,"weight_version":"3",
-				"internal_states":[{"effective_max_running_requests_per_dp":4},{"effective_max_running_requests_per_dp":4}],"kv_events":%s}`,
-				map[bool]string{true: fmt.Sprintf(`{"publisher":"zmq","endpoint_host":"127.0.0.1","endpoint_port_base":1,"topic":"","block_size":64,"dp_size":2,`+
-					`"load_endpoint_port_base":%d,"load_topic":"load"}`, loadPort), false: "null"}[loadPort > 0])
+			fmt.Fprintf(w, `{"model_path":"/m","served_model_name":"m","dp_size":2,"page_size":64,"context_length":4096,"weight_version":"3"%s}`, more)
 		case "/v1/loads":
 			fmt.Fprintf(w, `{"loads":[%s]}`, loads)
 		default:
@@ -284,7 +284,7 @@ func sglang(t *testing.T, url string) func(*Config) {
 
 func TestALoadInWhichARankIsMissingDoesNotCountAndSaysSo(t *testing.T) {
 	r := newRig(t)
-	url := sglangStub(t, 0, rankLoad(1, 2))
+	url := sglangStub(t, sizes, rankLoad(1, 2))
 	loads := r.loads()
 	r.agent(url, sglang(t, url))
 	l := r.load(loads, "a problem", func(l subjects.Load) bool { return l.Problem != "" })
@@ -306,11 +306,9 @@ func TestAMutePortOfPushedLoadIsPolledInstead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := strconv.Atoi(port)
-	if err != nil {
-		t.Fatal(err)
-	}
-	url := sglangStub(t, n, rankLoad(0, 1)+","+rankLoad(1, 2))
+	pushed := `,"kv_events":{"publisher":"zmq","endpoint_host":"127.0.0.1","endpoint_port_base":1,"topic":"","block_size":64,"dp_size":2,` +
+		`"load_endpoint_port_base":` + port + `,"load_topic":"load"}`
+	url := sglangStub(t, sizes+pushed, rankLoad(0, 1)+","+rankLoad(1, 2))
 	loads := r.loads()
 	r.agent(url, sglang(t, url))
 	l := r.load(loads, "both ranks", func(l subjects.Load) bool { return len(l.Ranks) == 2 && l.Problem == "" })

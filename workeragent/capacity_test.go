@@ -48,3 +48,14 @@ func TestACapacityIsReportedElseOnceReportedElseConfigured(t *testing.T) {
 	r.agent(p.url, kept)
 	r.from("a broken file stops nobody", 1000, "configured")
 }
+
+// A server that tells its size with its load alone.
+func TestWhatServerInfoDoesNotTellTheLoadDoes(t *testing.T) {
+	r := newRig(t)
+	url := sglangStub(t, "", rankLoad(0, 1)+","+rankLoad(1, 2))
+	r.agent(url, sglang(t, url))
+	r.from("its capacity is known", 10_000, "reported")
+	if e, _ := r.engine("e1"); e.Slots != 8 {
+		t.Errorf("%d slots, want those of both ranks", e.Slots)
+	}
+}

@@ -54,7 +54,7 @@ func (u *unit) probe(ctx context.Context) {
 	}
 	u.noticeLocked(&caps)
 	if caps.Model != u.caps.Model {
-		u.measured = 0
+		u.measured = measured{}
 	}
 	u.caps, u.probed, u.down, u.refused, u.failing = caps, true, false, false, time.Time{}
 	if changed {
@@ -104,7 +104,7 @@ func (u *unit) isNewLife(c engine.Capabilities) bool {
 // hold mu.
 func (u *unit) newLife(why string) {
 	u.epoch.life++
-	u.measured = 0
+	u.measured = measured{}
 	u.counters, u.refused, u.lifeBegan = -1, false, time.Now()
 	u.log.Warn("the engine has restarted: a new epoch begins", "why", why, "epoch", u.epoch.String(), "runs", len(u.runs))
 	u.a.metrics.epochs.WithLabelValues(u.name).Inc()

@@ -7,6 +7,12 @@ import (
 	"github.com/rollbus/rollbus/workeragent/telemetry"
 )
 
+// measured is what the load tells of an engine's size, over all ranks; 0 = not.
+type measured struct {
+	tokens int64
+	slots  int
+}
+
 // profilePath is where the engine's profile is kept, "" = nowhere.
 func (u *unit) profilePath() string {
 	if u.a.cfg.StateDir == "" {
@@ -41,8 +47,11 @@ func (u *unit) remember() {
 		return
 	}
 	now := telemetry.Profile{Model: u.caps.Model, CapacityTokens: u.caps.CapacityTokens, Slots: u.caps.Slots}
-	if n := u.measured; now.CapacityTokens == nil {
-		now.CapacityTokens = &n
+	if m := u.measured; now.CapacityTokens == nil {
+		now.CapacityTokens = &m.tokens
+	}
+	if m := u.measured; now.Slots == nil {
+		now.Slots = &m.slots
 	}
 	next := u.profile.Merge(now)
 	news := !next.Equal(u.profile) && (next.CapacityTokens != nil || next.Slots != nil)
@@ -59,18 +68,30 @@ func (u *unit) remember() {
 	}
 }
 
-// measureLocked takes the capacity out of a load, for engines that tell it
-// nowhere else. Callers hold mu.
+// measureLocked takes capacity and slots out of a load, for engines that tell
+// them nowhere else. Callers hold mu.
 func (u *unit) measureLocked(l *subjects.Load) {
 	if l.Problem != "" || len(l.Ranks) < u.ranksLocked() {
 		return
 	}
-	var sum int64
+	tokens, slots := int64(0), 0
+	all, every := true, true // every rank tells
 	for _, r := range l.Ranks {
-		if r.KVCapacityTokens == nil {
-			return
+		if r.KVCapacityTokens != nil {
+			tokens += *r.KVCapacityTokens
+		} else {
+			all = false
 		}
-		sum += *r.KVCapacityTokens
+		if r.MaxRunning != nil {
+			slots += *r.MaxRunning
+		} else {
+			every = false
+		}
 	}
-	u.measured = sum
+	if all {
+		u.measured.tokens = tokens
+	}
+	if every {
+		u.measured.slots = slots
+	}
 }

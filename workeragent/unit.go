@@ -54,7 +54,7 @@ type unit struct {
 	spooling  bool      // over the spool's bound
 
 	profile  telemetry.Profile // what the engine reported in this or an earlier life of the agent
-	measured int64             // KV capacity that the load told, tokens over all ranks; 0 = not
+	measured measured
 
 	health      engine.Health // as of the last sample of the load
 	wedgedUntil time.Time     // the engine counts as wedged until then
@@ -246,6 +246,8 @@ func (u *unit) slotsLocked() int {
 		return u.cfg.Slots
 	case u.caps.Slots != nil:
 		return min(*u.caps.Slots, maxSlots)
+	case u.measured.slots > 0:
+		return min(u.measured.slots, maxSlots)
 	case u.profiledLocked() && u.profile.Slots != nil:
 		return min(*u.profile.Slots, maxSlots)
 	}
@@ -268,7 +270,7 @@ func (u *unit) maxModelLenLocked() int {
 func (u *unit) capacityLocked() (tokens int64, source string) {
 	reported, profiled := u.caps.CapacityTokens, u.profile.CapacityTokens
 	if reported == nil {
-		reported = &u.measured
+		reported = &u.measured.tokens
 	}
 	if !u.profiledLocked() {
 		profiled = nil
