@@ -39,7 +39,7 @@ func TestThePolicyPageSaysWhatTheCodeDoes(t *testing.T) {
 	if !ok || !ok2 {
 		t.Fatalf("%s has no place for the picture: it stands between %s and %s", path, beginPicture, endPicture)
 	}
-	want := before + beginPicture + picture(t) + endPicture + after + table.String()
+	want := before + beginPicture + worth(t) + endPicture + after + table.String()
 	if *update {
 		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
@@ -61,9 +61,9 @@ const (
 	endPicture   = "<!-- /picture -->\n"
 )
 
-// picture draws where a prompt goes that one engine has cached and another,
+// worth draws where a prompt goes that one engine has cached and another,
 // idle, has not, by how many requests run at the holder.
-func picture(t *testing.T) string {
+func worth(t *testing.T) string {
 	var b strings.Builder
 	b.WriteString("```text\nrunning at the holder  0    5    10   15   20   25   30   35\n")
 	for _, name := range policy.Policies() {
