@@ -273,16 +273,27 @@ func (b *bare) answer(nc *nats.Conn, m *nats.Msg) {
 	_, _, id, _ := b.pool.ParseReservationSubject(m.Subject)
 	meta, err := m.Metadata()
 	if err == nil {
-		_, err = b.write(nc, b.pool.Result(job, subjects.DefaultReader, id), b.results, with(b.say.result, nats.Header{subjects.HdrExpectLastSeq: {"0"}}))
+		err = b.once(nc, b.pool.Result(job, subjects.DefaultReader, id), b.results, with(b.say.result, nats.Header{subjects.HdrExpectLastSeq: {"0"}}))
 	}
 	if err == nil {
-		_, err = b.write(nc, m.Subject, nil, with(b.say.release, nats.Header{
+		err = b.once(nc, m.Subject, nil, with(b.say.release, nats.Header{
 			subjects.HdrExpectLastSeq: {strconv.FormatUint(meta.Sequence.Stream, 10)},
 			subjects.HdrTTL:           {"60"},
 		}))
 	}
 	if err != nil && b.ctx.Err() == nil {
 		b.fail(fmt.Errorf("answer %s: %w", id, err))
+	}
+}
+
+// once writes what only one may write, again while the server says that another
+// guarded write is in flight (a cluster does so now and then).
+func (b *bare) once(nc *nats.Conn, subject string, body []byte, h nats.Header) error {
+	for n := 0; ; n++ {
+		_, err := b.write(nc, subject, body, h)
+		if !errors.Is(err, kvstate.ErrBusy) || n == 1000 {
+			return err
+		}
 	}
 }
 
