@@ -60,6 +60,19 @@ func TestTheBalancerInterfaceIsOneAcrossDispatchers(t *testing.T) {
 	if at["s1"] != 2 || at["s2"] != 2 {
 		t.Errorf("four requests went to %v: want two to each", at)
 	}
+	for _, d := range []*Dispatcher{one, two} {
+		natstest.Eventually(t, within, "both servers listed as full", func() bool {
+			_, out := call(t, d, "GET", "get_all_servers", "")
+			full := 0
+			servers, _ := out["servers"].([]any)
+			for _, s := range servers {
+				if s, _ := s.(map[string]any); s["external"] == true && s["state"] == "ready" && s["slots"] == 2.0 && s["reserved"] == 2.0 && s["reserved_tokens"] == 16.0 {
+					full++
+				}
+			}
+			return full == 2 && len(servers) == 2
+		})
+	}
 	if code, out := call(t, two, "POST", "acquire_server", `{"request_id":"r1","prompt_ids":[1]}`); code != http.StatusConflict {
 		t.Errorf("acquired a second time: %d %v", code, out)
 	}

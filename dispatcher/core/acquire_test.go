@@ -99,3 +99,22 @@ func TestServersWithoutAnAgentAreOnlyAcquired(t *testing.T) {
 		t.Errorf("bound to %s, which was taken out", b.Held.Engine)
 	}
 }
+
+// A caller's prompt is placed by what engines have cached, as any other.
+func TestAnAcquiredPromptGoesWhereItIsCached(t *testing.T) {
+	w, _ := newWarm(t)
+	w.snapshot("a", 5, chain)
+	w.snapshot("b", 0, nil)
+	for i := range 4 {
+		w.report()
+		f := subjects.Facts{Job: "j", ID: string(rune('1' + i)), Lane: subjects.LaneNormal, PromptTokens: 64 * len(chain), MaxTokens: 10, Blocks: chain}
+		h := core.Handle(i + 1)
+		b := bindIn(w.step(core.Acquire{Handle: h, Facts: f}))
+		if b == nil || b.Held.Engine != "a" || b.Held.PredictedCached == nil || *b.Held.PredictedCached != 64*len(chain) {
+			t.Fatalf("request %d: %+v, want it on a, with all of it cached", i, b)
+		}
+		seq := uint64(100 * (i + 1))
+		w.step(core.BindAnswer{Handle: h, Engine: "a", Job: "j", ID: f.ID, Bind: 1, Answer: core.OK, Seq: seq, Stored: stamp})
+		w.step(goneAt("a", f.ID, 1, seq+1))
+	}
+}
