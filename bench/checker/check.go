@@ -10,7 +10,7 @@ import (
 )
 
 // Check names every broken invariant: I1 (one answer each), I2 (received), I3
-// (reservations retired once, sums back to zero), I5 (the first answer
+// (reservations retired once, sums back to zero), I4 (one seed a key, owners by proof), I5 (the first answer
 // stands), I6 (attempts bounded), I11 (bounds held). No violation is an empty
 // slice. The order is stable: by rollout, then engines, then bounds.
 func Check(h History) []Violation {
@@ -24,6 +24,7 @@ func Check(h History) []Violation {
 		c.attempts(s)
 	}
 	c.reservations()
+	c.seeds()
 	c.bounds()
 	return c.found
 }

@@ -19,6 +19,8 @@ type History struct {
 	Attempts     []Attempt     `json:"attempts,omitempty"`     // answers published, stored or not
 	Retries      []Retry       `json:"retries,omitempty"`
 	Dead         []Dead        `json:"dead,omitempty"`
+	Seeds        []Seed        `json:"seeds,omitempty"`  // in stream order
+	Owned        []Owned       `json:"owned,omitempty"`  // in stream order, as far as it was seen
 	Seen         []Seen        `json:"seen,omitempty"`   // in the order user code was handed them
 	Bounds       []Bound       `json:"bounds,omitempty"` // of memory, queues, spools
 

@@ -138,6 +138,12 @@ func (r *Recorder) History() History {
 	for _, rev := range slices.Sorted(maps.Keys(all)) {
 		h.Reservations = append(h.Reservations, all[rev])
 	}
+	for _, rev := range slices.Sorted(maps.Keys(r.seeds)) {
+		h.Seeds = append(h.Seeds, r.seeds[rev])
+	}
+	for _, rev := range slices.Sorted(maps.Keys(r.owned)) {
+		h.Owned = append(h.Owned, r.owned[rev])
+	}
 	last = 0
 	for _, rev := range slices.Sorted(maps.Keys(r.results)) {
 		h.Results = append(h.Results, r.results[rev])

@@ -43,6 +43,8 @@ type Recorder struct {
 	live         map[string]bool   // reservation keys
 	newest       map[string]uint64 // last revision seen of each
 	others       map[uint64]bool   // revisions of the bucket that are no reservations
+	seeds        map[uint64]Seed   // those of them that are seeds
+	owned        map[uint64]Owned
 	attempts     []Attempt
 	retries      []Retry
 	dead         []Dead
@@ -87,7 +89,7 @@ func Record(ctx context.Context, nc *nats.Conn, pool subjects.Pool) (*Recorder, 
 		nc: nc, js: js, pool: pool,
 		accepted: map[string]bool{}, stored: map[uint64]int64{}, reservations: map[uint64]Reservation{},
 		results: map[uint64]Result{}, answered: map[string]bool{}, live: map[string]bool{}, newest: map[string]uint64{},
-		others: map[uint64]bool{}, slots: map[string]int{},
+		others: map[uint64]bool{}, seeds: map[uint64]Seed{}, owned: map[uint64]Owned{}, slots: map[string]int{},
 		prefetch: subjects.DefaultPrefetch, changed: make(chan struct{}),
 	}
 	if err := r.start(ctx); err != nil {
@@ -125,6 +127,7 @@ func (r *Recorder) start(ctx context.Context) error {
 		{r.pool.Results(), true, r.onResult},
 		{r.pool.Dead(), true, r.onDead},
 		{bucket(subjects.Engines), false, r.onEngine},
+		{bucket(subjects.Owners), false, r.onOwners},
 	} {
 		if err := r.follow(ctx, f.stream, f.headers, f.handle); err != nil {
 			return fmt.Errorf("follow stream %s: %w", f.stream, err)
@@ -225,6 +228,10 @@ func (r *Recorder) Measure(b Bound) { r.note(func() { r.bounds = append(r.bounds
 
 func (r *Recorder) onReservation(m jetstream.Msg, meta *jetstream.MsgMetadata) {
 	rev := meta.Sequence.Stream
+	if key, ok := r.pool.ParseSeedSubject(m.Subject()); ok {
+		r.onSeed(key, m, meta)
+		return
+	}
 	engine, job, id, ok := r.pool.ParseReservationSubject(m.Subject())
 	if !ok || engine[0] == '_' {
 		r.note(func() { r.others[rev] = true })
@@ -258,6 +265,31 @@ func (r *Recorder) onReservation(m jetstream.Msg, meta *jetstream.MsgMetadata) {
 			delete(r.live, key)
 		}
 	})
+}
+
+func (r *Recorder) onSeed(key string, m jetstream.Msg, meta *jetstream.MsgMetadata) {
+	rev := meta.Sequence.Stream
+	s, err := readSeed(r.pool, key, m.Headers())
+	s.Revision, s.Stored = rev, meta.Timestamp.UnixNano()
+	r.note(func() {
+		if r.others[rev] {
+			return
+		}
+		if r.others[rev] = true; err != nil {
+			r.unreadable = append(r.unreadable, fmt.Sprintf("seed %s at revision %d: %v", m.Subject(), rev, err))
+			return
+		}
+		r.seeds[rev] = s
+	})
+}
+
+func (r *Recorder) onOwners(m jetstream.Msg, meta *jetstream.MsgMetadata) {
+	var o subjects.Ownership
+	if json.Unmarshal(m.Data(), &o) != nil { // a marker
+		return
+	}
+	rev := meta.Sequence.Stream
+	r.note(func() { r.owned[rev] = Owned{Revision: rev, Key: o.Key, Owners: o.Owners} })
 }
 
 func (r *Recorder) onResult(m jetstream.Msg, meta *jetstream.MsgMetadata) {
@@ -391,6 +423,7 @@ const pollEvery = 20 * time.Millisecond
 // When ctx runs out first, the history so far comes with the error.
 func (r *Recorder) Finish(ctx context.Context) (History, error) {
 	defer r.Close()
+	r.seedsEnd(ctx)
 	err := r.catchUp(ctx)
 	left, lerr := r.left(ctx)
 	for again := time.NewTicker(pollEvery); lerr != nil && ctx.Err() == nil; left, lerr = r.left(ctx) {
