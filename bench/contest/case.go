@@ -134,6 +134,7 @@ func (c *Case) Bus(s subjects.Settings) (*Outcome, error) {
 		return r.out, err
 	}
 	r.World.Run(c.limit(), r.World.AllAnswered)
+	r.World.Run(time.Second, nil) // what is on its way arrives
 	r.out.Problems = r.World.Problems()
 	return r.out, nil
 }

@@ -70,7 +70,7 @@ func Faults(ctx context.Context, cfg Config) (*Report, error) {
 		one.Name, one.Setting = f.name, f.text
 		got, err := p.measure([]Contender{one}, cfg.seeds(), func(seed uint64) (*Case, error) {
 			w, err := workload.Agentic{Seed: seed, Tasks: tasks, Turns: workload.Dist{Median: 12, Sigma: 0.5, Min: 2, Max: 40}, Arrivals: workload.Arrivals{Rate: 0.1}}.Workload()
-			c := &Case{Engines: fleet, Work: w, Seed: seed, Dispatchers: 2}
+			c := &Case{Engines: fleet, Work: w, Seed: seed, Dispatchers: 2, Options: sim.Options{Audit: true}}
 			f.apply(c)
 			return c, err
 		})

@@ -258,6 +258,17 @@ func (b *Bus) swaps() []core.ViewSwap {
 	return []core.ViewSwap{r, res, eng, dis, can, own, {Kind: core.ViewPools, Pool: b.pool}}
 }
 
+// another names some other reservation of the engine, if there is one, as gone.
+func (b *Bus) another(g core.ReservationGone) core.ReservationGone {
+	for _, k := range sorted(b.keys) {
+		if p := b.keys[k]; p.Engine == g.Engine && p.Revision < g.Revision {
+			g.Job, g.ID = p.Job, p.ID
+			break
+		}
+	}
+	return g
+}
+
 func sorted[V any](m map[string]V) []string {
 	keys := make([]string, 0, len(m))
 	for k := range m {

@@ -22,6 +22,7 @@ type Dispatcher struct {
 	msgs    map[core.Handle]*message
 	handle  core.Handle
 	next    map[stream]time.Duration // earliest delivery of the next entry: each stream comes in order, and no two together
+	blind   map[string]time.Duration // engines of which an event was lost, until the next is there
 	Log     func(ev core.Event, now time.Duration, out []core.Effect)
 	// Old makes it one of before owners and seeds: it hears nothing of them, and
 	// knows no such policy. Set it before the World runs.
@@ -32,7 +33,7 @@ type Dispatcher struct {
 
 // AddDispatcher starts a dispatcher: its views come whole first.
 func (w *World) AddDispatcher(name string) *Dispatcher {
-	d := &Dispatcher{w: w, Name: name, started: w.Now, alive: true, msgs: map[core.Handle]*message{}, next: map[stream]time.Duration{}}
+	d := &Dispatcher{w: w, Name: name, started: w.Now, alive: true, msgs: map[core.Handle]*message{}, next: map[stream]time.Duration{}, blind: map[string]time.Duration{}}
 	d.Core = core.New(core.Config{Dispatcher: name, Timings: w.opts.Timings, Explain: w.opts.Explain})
 	w.Cores[name] = d
 	d.step(core.ServerTime{UnixNano: w.stamp()})
@@ -214,6 +215,7 @@ func (d *Dispatcher) carry(e core.Effect) {
 	case core.Fetch:
 		d.write(func() { d.fetch(e, d.w.Now+e.Wait) })
 	case core.Bind:
+		d.w.auditCache(d, e.Held)
 		d.write(func() {
 			a := b.bind(e)
 			if b.Lost > 0 && a.Answer == core.OK {
@@ -273,6 +275,7 @@ func (d *Dispatcher) carry(e core.Effect) {
 	case core.AskSnapshot:
 		d.write(func() { d.w.Nodes[e.Engine].snapshot(d, e.Epoch) })
 	case core.Decision:
+		d.w.auditBasis(e)
 		d.w.Decisions = append(d.w.Decisions, e)
 		if d.w.OnDecision != nil {
 			d.w.OnDecision(e)

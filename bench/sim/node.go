@@ -21,19 +21,23 @@ type Node struct {
 	Hang bool
 	// NoUsage leaves the usage out of answers and releases.
 	NoUsage bool
+	// Mute keeps load reports back.
+	Mute bool
 	// Status of an answer; Completed when nil.
 	Outcome func(h subjects.Held) subjects.Status
 
-	alive   bool
-	away    bool // cut off from NATS: it goes on, and says so later
-	life    int
-	seq     uint64 // revision of its registration
-	running map[string]*run
-	spool   []func()
-	next    time.Duration // earliest delivery of the next entry of its own keys: they come in order
-	tell    *reports      // nil without an engine model
-	Most    int           // runs at once, ever
-	Offered int           // keys bound at once in one life, ever
+	alive      bool
+	away       bool // cut off from NATS: it goes on, and says so later
+	life       int
+	seq        uint64 // revision of its registration
+	running    map[string]*run
+	spool      []func()
+	registered time.Duration // last
+	told       time.Duration // its last report of load
+	next       time.Duration // earliest delivery of the next entry of its own keys: they come in order
+	tell       *reports      // nil without an engine model
+	Most       int           // runs at once, ever
+	Offered    int           // keys bound at once in one life, ever
 }
 
 type run struct {
@@ -135,6 +139,7 @@ func (n *Node) register() {
 	n.seq = b.valueSeq
 	p := &core.EnginePut{Engine: n.Reg, Revision: b.valueSeq, Stored: n.w.stamp()}
 	b.engines[n.Name] = p
+	n.registered = n.w.Now
 	n.w.tell(*p)
 }
 

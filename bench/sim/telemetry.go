@@ -42,6 +42,8 @@ type reports struct {
 
 	cacheSeq uint64
 	holds    map[uint64]struct{}
+	removed  map[uint64]time.Duration // when what is not held any more was removed; only with Audit
+	shown    []uint64                 // an old block set, of PlantNoBarrier
 }
 
 // SetModel makes the node run the engine model: its slots, capacity and blocks
@@ -78,7 +80,7 @@ func (n *Node) boot() error {
 	if old := n.tell.engine; old != nil {
 		old.retire()
 	}
-	*n.tell = reports{engine: e, cfg: n.tell.cfg, holds: map[uint64]struct{}{}}
+	*n.tell = reports{engine: e, cfg: n.tell.cfg, holds: map[uint64]struct{}{}, removed: map[uint64]time.Duration{}}
 	e.Changed = n.changed
 	return nil
 }
@@ -138,9 +140,13 @@ func (n *Node) changed(events []model.Event) {
 			op = "removed"
 			for _, b := range ev.Blocks {
 				delete(t.holds, b)
+				n.forgot(b)
 			}
 		case model.Cleared:
 			op = "cleared"
+			for b := range t.holds {
+				n.forgot(b)
+			}
 			clear(t.holds)
 		default:
 			continue
@@ -150,6 +156,12 @@ func (n *Node) changed(events []model.Event) {
 		n.publish(c, laneCache, n.w.opts.Telemetry.CacheLoss, n.w.opts.Telemetry.CacheDelay)
 	}
 	n.kick()
+}
+
+func (n *Node) forgot(b uint64) {
+	if n.w.opts.Audit {
+		n.tell.removed[b] = n.w.Now
+	}
 }
 
 func (n *Node) kick() {
@@ -167,7 +179,10 @@ func (n *Node) kick() {
 
 func (n *Node) loadLoop() {
 	every := n.w.opts.Telemetry.LoadEvery
-	if n.alive && n.w.Now-n.tell.loadAt >= every {
+	switch {
+	case n.Mute && n.alive && n.w.opts.Plant == PlantMixedBasis:
+		n.pretend()
+	case n.alive && n.w.Now-n.tell.loadAt >= every:
 		n.report()
 	}
 	n.w.after(max(every/10, n.tell.loadAt+every-n.w.Now), n.loadLoop)
@@ -177,6 +192,10 @@ func (n *Node) loadLoop() {
 // the engine does not show is waiting.
 func (n *Node) report() {
 	t := n.tell
+	if n.Mute {
+		t.kicked = false
+		return
+	}
 	t.engine.poll()
 	s := t.engine.Model.Stats()
 	dt := (n.w.Now - t.loadAt).Seconds()
@@ -201,7 +220,18 @@ func (n *Node) report() {
 	l := core.Load{Load: subjects.Load{SchemaVersion: subjects.SchemaVersion, Engine: n.Name, Epoch: n.Reg.Epoch, Seq: t.loadSeq,
 		AppliedRevision: t.applied, Source: "sim", IntervalMS: int(n.w.opts.Telemetry.LoadEvery.Milliseconds()),
 		RanksAdvertised: &ranks, Ranks: []subjects.RankLoad{r}}}
+	n.told = n.w.Now
 	n.publish(l, laneLoad, n.w.opts.Telemetry.LoadLoss, 0)
+}
+
+// pretend publishes a report made of what a router counts itself.
+func (n *Node) pretend() {
+	t := n.tell
+	t.loadSeq++
+	ranks, running, waiting := 1, len(n.running), 0
+	n.publish(core.Load{Load: subjects.Load{SchemaVersion: subjects.SchemaVersion, Engine: n.Name, Epoch: n.Reg.Epoch, Seq: t.loadSeq,
+		AppliedRevision: t.applied, IntervalMS: int(n.w.opts.Telemetry.LoadEvery.Milliseconds()), RanksAdvertised: &ranks,
+		Ranks: []subjects.RankLoad{{Running: &running, Waiting: &waiting}}}}, laneLoad, 0, 0)
 }
 
 // rateWindow is the time constant of an agent's rates, s.
@@ -231,14 +261,21 @@ func (n *Node) publish(ev core.Event, l lane, loss float64, lag time.Duration) {
 		return
 	}
 	for _, name := range sorted(n.w.Cores) {
+		d := n.w.Cores[name]
 		if loss > 0 && n.w.rng.Float64() < loss {
+			if l == laneCache {
+				d.blind[n.Name] = math.MaxInt64
+			}
 			continue
 		}
 		extra := time.Duration(0)
 		if lag > 0 {
 			extra = time.Duration(n.w.rng.Int64N(int64(lag)))
 		}
-		n.w.Cores[name].hear(ev, l, n.Name, extra)
+		d.hear(ev, l, n.Name, extra)
+		if l == laneCache && d.blind[n.Name] == math.MaxInt64 {
+			d.blind[n.Name] = d.next[stream{l, n.Name}] + auditLag
+		}
 	}
 }
 
@@ -253,6 +290,9 @@ func (n *Node) snapshot(d *Dispatcher, epoch string) {
 		blocks = append(blocks, b)
 	}
 	slices.Sort(blocks)
+	if n.w.opts.Plant == PlantNoBarrier {
+		blocks, n.tell.shown = n.tell.shown, blocks // what the last one showed, as of now
+	}
 	s := core.Snapshot{Engine: n.Name, Epoch: epoch, AsOf: n.tell.cacheSeq, Phase: "begin", Tier: "gpu"}
 	d.hear(s, laneSnapshot, n.Name, 0)
 	s.Phase, s.Blocks = "part", blocks

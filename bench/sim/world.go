@@ -20,6 +20,7 @@ type Options struct {
 	SlowWrites float64       // share of a dispatcher's writes that take up to 5 s
 	Telemetry  Telemetry
 	Explain    bool  // decisions carry their candidates
+	Audit      bool  // decisions are held against the truth; see audit.go
 	Plant      Plant // a bug put in on purpose, to see that the checks find it
 }
 
@@ -32,6 +33,11 @@ const (
 	PlantLateRelease Plant = "late release" // a delete takes whatever the key holds now
 	PlantNoRegister  Plant = "no register"  // a second answer is stored
 
+	// Of what brings the core its events.
+	PlantCounted    Plant = "retired by count" // a release takes one of its engine off, whichever
+	PlantNoBarrier  Plant = "no barrier"       // a snapshot is as of now and shows what was
+	PlantMixedBasis Plant = "basis mixed"      // silent engines are given a report made of counters
+
 	PlantNoSeedGuard Plant = "no seed guard" // a seed is stored whatever stands at its key
 )
 
@@ -42,6 +48,8 @@ type World struct {
 	opts Options
 	rng  *rand.Rand
 	skew time.Duration // of the NATS server\'s clock
+
+	audited []string
 
 	heap  timers
 	nth   uint64
@@ -168,6 +176,9 @@ func (w *World) tell(ev core.Event) {
 	if p, ok := ev.(core.ReservationPut); ok && w.OnPut != nil {
 		w.OnPut(p)
 	}
+	if g, ok := ev.(core.ReservationGone); ok && w.opts.Plant == PlantCounted {
+		ev = w.Bus.another(g)
+	}
 	for _, n := range sorted(w.Cores) {
 		w.Cores[n].follow(ev)
 	}
@@ -199,7 +210,8 @@ func (w *World) Problems() []string {
 	for _, k := range sorted(w.Bus.keys) {
 		out = append(out, fmt.Sprintf("I3: reservation %s is left over, state %s", k, w.Bus.keys[k].State))
 	}
-	return append(out, w.Bus.ownerProblems()...)
+	w.drift()
+	return append(append(out, w.audited...), w.Bus.ownerProblems()...)
 }
 
 func (w *World) attempts(k string) int {
