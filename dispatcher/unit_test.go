@@ -7,7 +7,10 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -366,5 +369,29 @@ func TestOnlyARealCoreCanBeInspected(t *testing.T) {
 	}
 	if err := real.Inspect(b.ctx(), func(*core.Core) {}); !errors.Is(err, ErrStopped) {
 		t.Fatalf("inspect after the end: %v", err)
+	}
+}
+
+func TestEveryCountOfTheCoreSaysWhatItCounts(t *testing.T) {
+	files, err := filepath.Glob("core/*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("the core's files: %v, %v", files, err)
+	}
+	counted := regexp.MustCompile(`\bcount\("([a-z_]+)"`)
+	names := 0
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range counted.FindAllStringSubmatch(string(b), -1) {
+			names++
+			if coreHelp[m[1]] == "" {
+				t.Errorf("%s counts %s, and the metric's help does not say what that is: name it in coreHelp", f, m[1])
+			}
+		}
+	}
+	if names < 10 {
+		t.Errorf("only %d counts were found: the test does not see them any more", names)
 	}
 }
