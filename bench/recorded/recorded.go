@@ -37,7 +37,7 @@ type Options struct {
 	Faults      bool          // engines die, are cut off and come back; attempts come back; writes are slow
 	Syncs       bool          // weight syncs: engines pause and come back with the next version
 	Cancels     bool          // a group and a trajectory are cancelled on the way
-	Idle        time.Duration // goes on so long after the last answer
+	Idle        time.Duration // goes on so long after the last answer; 1s, so that all hear of it
 	Limit       time.Duration // 30 min of virtual time
 	Journal     journal.Options
 }
@@ -55,6 +55,9 @@ func (o Options) withDefaults() Options {
 	fill(&o.Prompt, 512)
 	fill(&o.Output, 100)
 	fill(&o.KVTokens, 60_000)
+	if o.Idle == 0 {
+		o.Idle = time.Second
+	}
 	if o.Limit == 0 {
 		o.Limit = 30 * time.Minute
 	}

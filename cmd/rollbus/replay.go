@@ -8,8 +8,6 @@ import (
 	"iter"
 	"log/slog"
 	"os"
-	"path/filepath"
-	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -295,45 +293,4 @@ func replayRow(r *journal.Report) []string {
 	}
 	return []string{r.Dispatcher, r.Start, number(int(r.Events)), number(int(r.Decisions)), number(r.Differences), tail,
 		number(int(r.FromEvent)), number(r.Checkpoints), dash(r.Program), dash(note)}
-}
-
-// Record writes a bundle.
-type Record struct {
-	Dispatcher string `short:"d" help:"Only this dispatcher's." placeholder:"NAME"`
-	Out        string `required:"" type:"path" help:"File to write; it must not exist." placeholder:"FILE"`
-}
-
-// Help shows examples.
-func (Record) Help() string {
-	return `Examples:
-  rollbus record --pool math --out math.bundle
-Prompts are in it as the hashes of their blocks only.`
-}
-
-// Run writes what the stream holds now.
-func (c Record) Run(a *app) (err error) {
-	pool, err := a.pool()
-	if err != nil {
-		return err
-	}
-	nc, err := a.connect()
-	if err != nil {
-		return err
-	}
-	defer nc.Close()
-	frames, err := a.journalFrames(nc, pool, c.Dispatcher)
-	if err != nil {
-		return err
-	}
-	f, err := os.OpenFile(filepath.Clean(c.Out), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return coded(exitUsage, "%w (give another --out)", err)
-	}
-	s, err := journal.WriteBundle(f, journal.Manifest{Pool: pool.String(), Program: programVersion(), Made: time.Now().UTC().Format(time.RFC3339)}, frames)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return errors.Join(err, os.Remove(c.Out))
-	}
-	return a.printer().one(s, func() error {
-		return a.printer().fields("file", c.Out, "frames", number(s.Frames), "bytes", strconv.FormatInt(s.Bytes, 10), "sha256", s.SHA256)
-	})
 }

@@ -59,7 +59,8 @@ type cli struct {
 	Describe Describe `cmd:"" group:"Looking" help:"Tell everything about one engine or rollout."`
 	Why      Why      `cmd:"" group:"Looking" help:"Tell what happened to one rollout, and why each decision fell as it did."`
 	Replay   Replay   `cmd:"" group:"Looking" help:"Re-run the decisions of dispatchers from their journals, and compare."`
-	Record   Record   `cmd:"" group:"Looking" help:"Write the journals of a pool to one file."`
+	WhatIf   WhatIf   `cmd:"" name:"what-if" group:"Looking" help:"Serve recorded traffic again, modelled, under another policy, settings or fleet."`
+	Record   Record   `cmd:"" group:"Looking" help:"Write the journals of a pool to one file, or turn a trace into one and back."`
 	Tap      Tap      `cmd:"" group:"Looking" help:"Follow what happens in a pool, one line each."`
 
 	PoolCmd    PoolCmd    `cmd:"" name:"pool" group:"Operating" help:"Make a pool, read or change its settings."`

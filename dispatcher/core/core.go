@@ -21,6 +21,9 @@ type Config struct {
 	MaxIndexBytes int64
 	// Explain makes Decision effects carry their candidates.
 	Explain bool
+	// Beside sees each decision with what it was taken on, both valid only during
+	// the call and not to be changed: what another policy would have done. nil = nobody.
+	Beside func(in *policy.Input, rec *policy.Record)
 }
 
 func (c Config) withDefaults() Config {

@@ -27,6 +27,8 @@ type Manifest struct {
 	Pool    string `json:"pool,omitempty"`
 	Program string `json:"program,omitempty"` // version of the program that made it
 	Made    string `json:"made,omitempty"`    // RFC 3339, for people
+	// Modelled says that the run took place in virtual time: a trace was imported.
+	Modelled bool `json:"modelled,omitempty"`
 }
 
 // BundleSummary tells what was written.

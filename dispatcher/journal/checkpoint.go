@@ -113,14 +113,15 @@ type Mark struct {
 
 // Restore makes the core that the checkpoint was taken of.
 func (m *Mark) Restore(cfg core.Config) (*core.Core, error) {
-	p, err := m.decode()
+	p, err := m.State()
 	if err != nil {
 		return nil, err
 	}
 	return core.Restore(cfg, p)
 }
 
-func (m *Mark) decode() (*core.Checkpoint, error) {
+// State decodes the checkpoint.
+func (m *Mark) State() (*core.Checkpoint, error) {
 	if m.plan == nil {
 		return nil, fmt.Errorf("%w: its checkpoints are of another shape", ErrVersion)
 	}

@@ -203,9 +203,11 @@ func (p *replay) lost(err error) {
 	p.gap = &p.rep.Gaps[len(p.rep.Gaps)-1]
 }
 
-// passed goes on from a checkpoint behind a gap, or compares the core with it.
+// passed goes on from a checkpoint behind a gap, or compares the core with it. A
+// journal that was begun in the middle of its core's life has one before its
+// first event.
 func (p *replay) passed(m *Mark) {
-	if p.core != nil {
+	if p.core != nil && m.N > 0 {
 		if same, known := m.holds(p.core); known {
 			p.rep.Checkpoints++
 			if !same && p.rep.Differences == 0 && p.opt.Config == nil && p.opt.Event == nil {
