@@ -31,6 +31,7 @@ type trainer struct {
 	c    *client.Client
 	rec  *checker.Recorder
 	n    int // rollouts to submit
+	hot  int // beginnings that they share; 0 = none
 	next atomic.Int64
 	// may tells how many of this job may be submitted by now.
 	may func() int
@@ -52,7 +53,7 @@ func (p *pool) newTrainer(ctx context.Context, job string, n int, rec *checker.R
 		nc.Close()
 		return nil, fmt.Errorf("client of job %s: %w", job, err)
 	}
-	return &trainer{job: job, nc: nc, c: c, rec: rec, n: n, answers: map[string][sha256.Size]byte{}, done: map[string]bool{}}, nil
+	return &trainer{job: job, nc: nc, c: c, rec: rec, n: n, hot: p.cfg.hot, answers: map[string][sha256.Size]byte{}, done: map[string]bool{}}, nil
 }
 
 func (t *trainer) close() {
@@ -99,6 +100,9 @@ func (t *trainer) submit(ctx context.Context, n int) bool {
 	r := &subjects.Request{
 		SchemaVersion: subjects.SchemaVersion, Job: t.job, ID: rolloutID(n), Prompt: fmt.Sprintf("%s, question %d", t.job, n),
 		Sampling: subjects.SamplingParams{MaxTokens: 60 + n%200, IgnoreEOS: true},
+	}
+	if t.hot > 0 {
+		r.Affinity = fmt.Sprintf("beginning %d", n%t.hot)
 	}
 	again := n%10 == 0
 	for {

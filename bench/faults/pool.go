@@ -85,11 +85,11 @@ func newPool(cfg Config) (*pool, error) {
 	}
 	for i := range cfg.Engines {
 		at := fmt.Sprintf("127.0.0.1:%d", ports[3*servers+i])
-		args := []string{"engine", "--listen", at, "--time-scale", strconv.Itoa(engineSpeed), "--slots", strconv.Itoa(engineSlots)}
+		args := []string{"engine", "--listen", at, "--time-scale", strconv.Itoa(engineSpeed), "--slots", strconv.Itoa(cfg.slots())}
 		if err := p.add(Engine, fmt.Sprintf("engine%d", i+1), cfg.Bin, args, "ROLLBUS_LOG_LEVEL=error"); err != nil {
 			return nil, err
 		}
-		args = append([]string{"agent", "--engine", fmt.Sprintf("%s=openai=http://%s", engineName(i), at), "--slots", strconv.Itoa(engineSlots)}, common...)
+		args = append([]string{"agent", "--engine", fmt.Sprintf("%s=%s=http://%s", engineName(i), cfg.kind(), at), "--slots", strconv.Itoa(cfg.slots())}, common...)
 		if err := p.add(Agent, fmt.Sprintf("agent%d", i+1), cfg.Bin, args, "ROLLBUS_LOG_LEVEL=warn"); err != nil {
 			return nil, err
 		}
@@ -153,6 +153,9 @@ func (p *pool) start(ctx context.Context) error {
 		LivenessTTL: max(time.Second, time.Duration(p.cfg.Scale*float64(subjects.DefaultLivenessTTL))),
 	}
 	if err := p.ensure(ctx, js, name, layout); err != nil {
+		return err
+	}
+	if err := p.heat(ctx, nc, name); err != nil {
 		return err
 	}
 	for _, k := range []Kind{Engine, Dispatcher, Agent} {

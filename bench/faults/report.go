@@ -21,6 +21,8 @@ type Report struct {
 	WastedTokens  int     `json:"wasted_tokens"`  // of runs whose answer did not count, where told
 	RecoveryP95   float64 `json:"recovery_p95_s"` // see Recoveries
 
+	Seeds      int                 `json:"-"` // messages at seeds' keys
+	Owned      int                 `json:"-"` // versions of entries of the owner map
 	Pauses     int                 `json:"-"` // SIGSTOPs
 	Figures    checker.Figures     `json:"-"`
 	Violations []checker.Violation `json:"-"`
@@ -44,6 +46,7 @@ func (r *Report) judge(h checker.History, struck []Struck, trainers []*trainer, 
 	r.Rollouts, r.Lost = r.Figures.Submitted, r.Figures.Lost+r.Figures.Open
 	r.SecondAnswers, r.WastedTokens = r.Figures.Duplicated, r.Figures.WastedTokens
 	r.Unseen = h.UnseenReservations + h.UnseenResults
+	r.Seeds, r.Owned = len(h.Seeds), len(h.Owned)
 	for _, t := range trainers {
 		r.SecondAnswers += t.second
 		r.Problems = append(r.Problems, t.errs...)

@@ -35,6 +35,9 @@ type Config struct {
 	// are submitted.
 	script func(ctx context.Context, p *pool, each func(Struck)) error
 	rate   float64
+	// hot > 0: the pool is under owner_pressure, and the rollouts share that many
+	// beginnings.
+	hot int
 }
 
 func (c Config) withDefaults() Config {

@@ -60,3 +60,18 @@ func TestARollingRestartOfTheClusterUnderLoadLosesNothing(t *testing.T) {
 		t.Errorf("no answer came for %v: throughput must be back within 10 s", r.Silence)
 	}
 }
+
+// scenario F18
+// scenario F2
+func TestSeedsSurviveDispatchersKilledAndStopped(t *testing.T) {
+	var faults []Fault
+	for i := range 8 {
+		faults = append(faults, Fault{After: 1200 * time.Millisecond, Kind: Dispatcher, N: i % 4, Pause: i%4 == 3, Down: scaled(time.Duration(5+5*(i%3)) * time.Second)})
+	}
+	faults = append(faults, Fault{After: time.Second, Kind: Agent, N: 1, Down: time.Second}, Fault{After: time.Second, Kind: NATS, N: 0, Down: time.Second})
+	r := strike(t, Config{Dispatchers: 4, Engines: 4, Rollouts: 300, Scale: scale, rate: 16, hot: 3, script: follow(faults)})
+	t.Logf("%d messages at seeds, %d entries of the owner map", r.Seeds, r.Owned)
+	if r.Seeds == 0 || r.Owned == 0 {
+		t.Errorf("%d seeds and %d entries of the owner map were written: nothing was at stake", r.Seeds, r.Owned)
+	}
+}
