@@ -170,6 +170,12 @@ func (c *collector) event(ev core.Event) {
 		}
 	case core.ReservationPut:
 		c.put(&e)
+	case core.BindAnswer:
+		if e.Answer == core.OK || e.Answer == core.Duplicate {
+			c.bound(e.Job, e.ID, e.Stored)
+		}
+	case core.ReservationGone:
+		c.gone(&e)
 	case core.Answered:
 		c.answered(&e)
 	case core.EnginePut:
@@ -179,6 +185,9 @@ func (c *collector) event(ev core.Event) {
 	case core.ViewSwap:
 		for i := range e.Reservations {
 			c.put(&e.Reservations[i])
+		}
+		for i := range e.Gone {
+			c.gone(&e.Gone[i])
 		}
 		for i := range e.Answered {
 			c.answered(&e.Answered[i])
@@ -193,26 +202,44 @@ func (c *collector) event(ev core.Event) {
 }
 
 func (c *collector) put(p *core.ReservationPut) {
-	if p.State != subjects.StateBound || !c.within(p.Stored) {
+	if p.State == subjects.StateBound {
+		c.bound(p.Job, p.ID, p.Stored)
+	}
+}
+
+func (c *collector) bound(job, id string, stored int64) {
+	if !c.within(stored) {
 		return
 	}
-	s := c.of(p.Job, p.ID)
-	if s.Bound == 0 || p.Stored < s.Bound {
-		s.Bound = p.Stored
+	if s := c.of(job, id); s.Bound == 0 || stored < s.Bound {
+		s.Bound = stored
+	}
+}
+
+// gone takes a release: where a reader was quick, its answer has been overwritten
+// before any follower saw it, and the release is what is left of it.
+func (c *collector) gone(g *core.ReservationGone) {
+	if g.Outcome != subjects.OutcomeAnswered || !c.within(g.Stored) {
+		return
+	}
+	if s := c.of(g.Job, g.ID); s.Answered == 0 {
+		s.usage(g.Stored, g.Engine, cmp.Or(g.Status, subjects.Completed), g.CompletionTokens, g.CachedTokens)
 	}
 }
 
 func (c *collector) answered(a *core.Answered) {
-	if a.Status == "" || !c.within(a.Stored) { // "" = its reader has received it
-		return
+	if a.Status != "" && c.within(a.Stored) { // "" = its reader has received it
+		c.of(a.Job, a.ID).usage(a.Stored, a.Engine, a.Status, a.CompletionTokens, a.CachedTokens)
 	}
-	s := c.of(a.Job, a.ID)
-	s.Answered, s.Engine, s.Status = a.Stored, a.Engine, a.Status
-	if a.CompletionTokens != nil {
-		s.Tokens = *a.CompletionTokens
+}
+
+func (s *Seen) usage(stored int64, engine string, status subjects.Status, tokens, cached *int) {
+	s.Answered, s.Engine, s.Status = stored, engine, status
+	if tokens != nil {
+		s.Tokens = *tokens
 	}
-	if a.CachedTokens != nil {
-		s.Cached = *a.CachedTokens
+	if cached != nil {
+		s.Cached = *cached
 	}
 }
 
