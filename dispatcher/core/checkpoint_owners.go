@@ -52,6 +52,8 @@ type SeedState struct {
 	Retired bool
 	Proof   *subjects.Owner
 	Why     string
+	Absent  bool
+	Missing time.Duration
 }
 
 var ownerActs = []string{actNone: "", actSeed: "seed", actOwners: "owners"}
@@ -66,7 +68,7 @@ func (b *ownerBook) state() OwnersState {
 			Since: k.since, Waiting: k.waiting, Next: k.next,
 		}
 		if p := k.seed; p != nil {
-			x.Seed = &SeedState{p.SeedPut, p.gone, p.unseen, p.retired, p.proof, p.why}
+			x.Seed = &SeedState{p.SeedPut, p.gone, p.unseen, p.retired, p.proof, p.why, p.absent, p.missing}
 		}
 		if k.flight != nil {
 			x.Flight = uint64(k.flight.h)
@@ -101,7 +103,7 @@ func (c *Core) restoreOwners(s *OwnersState) error {
 			c.setEntry(k, &entry)
 		}
 		if p := x.Seed; p != nil {
-			c.setSeed(k, &seedEntry{p.Put, p.Gone, p.Unseen, p.Retired, p.Proof, p.Why})
+			c.setSeed(k, &seedEntry{p.Put, p.Gone, p.Unseen, p.Retired, p.Proof, p.Why, p.Absent, p.Missing})
 		}
 		if x.Flight != 0 {
 			var err error

@@ -19,7 +19,7 @@ var KeptTypes = []struct {
 	{item{}, "h queue facts seq stored lane at stage ttl bind tokens engine expected busy reason policy predict holdUntil waitSeq waitUntil askAt held result seed sown seedAt kept", "owner anchor keyedBy"},
 	{ownerBook{}, "keys attended seen keysSwept kept", "seeded targets flying ownedBy anchors swapping keeping"},
 	{ownerKey{}, "name entry marker seed flight awaitSeq awaitUntil struck first refresh acting actingAt writing writingWhy givingBack ending endingWhy since waiting next", "held"},
-	{seedEntry{}, "SeedPut gone unseen retired proof why", ""},
+	{seedEntry{}, "SeedPut gone unseen retired proof why absent missing", ""},
 	{strike{}, "engine epoch", ""},
 	{job{}, "name reserved count used waiting", "waits"},
 	{queue{}, "Queue backlog seen pulling next misfits", ""},

@@ -659,14 +659,16 @@ func (c *Core) markOwners(it *item, in *policy.Input) (undo func()) {
 
 func (c *Core) markKey(k *ownerKey, r *policy.Request) {
 	r.SeedLive, r.Cooldown = c.seeding(k), c.cooling(k)
-	all := c.owners(k)
+	all, ready := c.owners(k), false
 	for i := range all {
 		if o := &all[i]; c.counts(k, o) {
 			r.Owners++
-			c.cands[c.engines[o.Engine].at].Owner = true
+			cand := &c.cands[c.engines[o.Engine].at]
+			cand.Owner = true
+			ready = ready || cand.State == policy.Ready
 		}
 	}
-	if r.Owners == 0 {
+	if !ready {
 		if h := k.provisional(); h != nil {
 			c.cands[c.engines[h.Engine].at].Provisional = true
 		}

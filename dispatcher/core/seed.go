@@ -31,6 +31,9 @@ type seedEntry struct {
 	retired bool
 	proof   *subjects.Owner // nil = unproved
 	why     string          // of no proof
+
+	absent  bool          // its reservation is not in the view, since missing
+	missing time.Duration // its marker may still be on its way, with the proof
 }
 
 func (s *seedEntry) live() bool { return s != nil && !s.gone && s.State == subjects.SeedLive }
@@ -221,9 +224,15 @@ func (c *Core) retire(k *ownerKey) {
 	if h != nil && h.Bind <= s.Bind && h.State == subjects.StateBound {
 		return
 	}
-	s.retired = true
-	if s.why = "unseen"; h != nil && h.State == subjects.StateReturned {
-		s.why = "returned"
+	if h != nil && h.State == subjects.StateReturned {
+		s.retired, s.why = true, "returned"
+		return
+	}
+	if !s.absent {
+		s.absent, s.missing = true, c.now
+	}
+	if c.now-s.missing >= c.t.ContactFresh {
+		s.retired, s.why = true, "unseen"
 	}
 }
 
@@ -247,7 +256,10 @@ func (c *Core) giveBackFirst(h *held) bool {
 func (c *Core) endSeed(k *ownerKey) {
 	s := k.seed
 	end := WriteSeed{Seed: s.Seed, Revision: s.Revision}
-	if s.proof != nil && c.claims(s.proof) && c.mayWrite() {
+	if s.proof != nil && !c.claims(s.proof) {
+		s.proof, s.why = nil, "other_life"
+	}
+	if s.proof != nil && c.mayWrite() {
 		if k.index(s.proof.Engine, s.proof.Epoch) < 0 || k.isStruck(s.proof) {
 			if next, ok := c.with(k, s.proof); ok {
 				c.writeOwners(k, next, "proved")

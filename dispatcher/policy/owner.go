@@ -129,8 +129,8 @@ func (p *ownerPressure) guard(r *round) (v verdict, ok bool) {
 	case owned:
 		k = p.amongOwners(r, &v)
 	case req.Owners > 0:
+		k = p.cold(r, &v) // together, as long as no owner may serve them
 		v.reason = ReasonOwnerUnavailable
-		k = p.best(r, func(c *Candidate, _ float64) bool { return c.Seeding != SeedSame })
 	case provisional:
 		k = p.cold(r, &v)
 	default:

@@ -17,7 +17,7 @@ type Candidate struct {
 
 	// Of the request's owner key; read by owner_pressure alone.
 	Owner       bool      // proven to hold it, this life and weight version
-	Provisional bool      // runs the key's oldest reservation, while the key has no owner
+	Provisional bool      // runs the key's oldest reservation, while the key has no owner that is ready
 	Provable    bool      // its cache can be followed: a seed there can become an owner
 	Seeding     SeedState // a live seed targets it
 
