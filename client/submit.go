@@ -167,6 +167,9 @@ func (c *Client) publish(ctx context.Context, e *entry) (*jetstream.PubAck, erro
 			return nil, err
 		}
 		if wait := c.sleep(ctx, jitter(pause)); wait != nil {
+			if errors.Is(err, wait) {
+				return nil, err
+			}
 			return nil, errors.Join(err, wait)
 		}
 		pause = min(2*pause, 2*time.Second)
@@ -239,13 +242,17 @@ func (c *Client) explain(e *entry, err error) error {
 	case errors.Is(err, nats.ErrMaxPayload):
 		return wrap(subjects.ErrTooLarge, "")
 	case errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrNoResponders):
-		// The server itself said that nobody is there.
+		// The server itself said that nobody is there: no pool, or no JetStream
+		// for now, as with a full disk (scenario B9).
+		if !c.noPool(c.ctx) {
+			return wrap(ErrUnavailable, fmt.Sprintf(" (no stream takes %s now: JetStream is off or has no leader; look at the servers' disks)", c.pool.Submit(c.job, e.lane)))
+		}
 		return wrap(ErrNoPool, fmt.Sprintf(" (no stream takes %s: is the pool's name right, and was it made? `rollbus pool init`)", c.pool.Submit(c.job, e.lane)))
 	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrConnectionClosed),
 		errors.Is(err, errNotSent) && !errors.Is(err, nats.ErrTimeout):
 		return wrap(ErrUnavailable, "")
 	case unanswered(err), errors.Is(err, context.Canceled):
-		return wrap(ErrUnknown, " (or the credential may not submit for this job)")
+		return wrap(ErrUnknown, " (NATS acknowledged nothing: its disk may be full, its JetStream without a leader, or the credential may not submit for this job)")
 	}
 	return wrap(errRefused, "")
 }

@@ -28,11 +28,9 @@ func runConformance(t *testing.T, e *env) {
 		name string
 		run  func(*testing.T, *env)
 	}{
-		{"a bind needs the engine's last sequence", bindNeedsLastSequence},
-		{"a bind number is used once", bindNumberIsUsedOnce},
+		{"what the simulator's model promises too", sharedStories},
 		{"a bind carries everything and gives it back", bindRoundTrip},
 		{"a bind overwrites a returned key", bindOverwritesReturned},
-		{"the late delete of an old attempt leaves the new one", lateDelete},
 		{"a release that was done before changes nothing", releaseTwice},
 		{"a return needs the revision held", returnNeedsRevision},
 		{"a reservation expires", reservationExpires},

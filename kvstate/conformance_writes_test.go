@@ -16,47 +16,6 @@ import (
 	"github.com/rollbus/rollbus/subjects"
 )
 
-func bindNeedsLastSequence(t *testing.T, e *env) {
-	first := e.bind(t, "guard", "a", 1)
-	for _, stale := range []uint64{0, first + 1_000_000} {
-		_, err := e.store.Bind(t.Context(), Bind{Held: held("guard", "b", 1), Expected: stale})
-		wantErr(t, err, ErrConflict)
-		if c, _ := errors.AsType[*ConflictError](err); c.Actual != first {
-			t.Fatalf("conflict at %d, want %d", c.Actual, first)
-		}
-	}
-	// A write of another engine does not move this one's sequence.
-	e.bind(t, "guard2", "a", 1)
-	second, err := e.store.Bind(t.Context(), Bind{Held: held("guard", "b", 1), Expected: first})
-	must(t, err)
-	rel, err := e.store.Release(t.Context(), released("guard", "a", 1), first)
-	must(t, err)
-	_, err = e.store.Bind(t.Context(), Bind{Held: held("guard", "c", 1), Expected: second})
-	wantErr(t, err, ErrConflict)
-	if c, _ := errors.AsType[*ConflictError](err); c.Actual != rel {
-		t.Fatalf("conflict at %d, want the release at %d", c.Actual, rel)
-	}
-}
-
-func bindNumberIsUsedOnce(t *testing.T, e *env) {
-	first := e.bind(t, "dup", "a", 1)
-	_, err := e.store.Release(t.Context(), released("dup", "a", 1), first)
-	must(t, err)
-	// Elsewhere, and after its release: the same number writes nothing.
-	b := Bind{Held: held("dup", "a", 1)}
-	b.Held.Engine = "dup2"
-	_, err = e.store.Bind(t.Context(), b)
-	wantErr(t, err, ErrDuplicate)
-	if d, _ := errors.AsType[*DuplicateError](err); d.Seq != first {
-		t.Fatalf("duplicate of %d, want %d", d.Seq, first)
-	}
-	_, err = e.store.Reservation(t.Context(), "dup2", "dup", "a")
-	wantErr(t, err, ErrGone)
-	b.Held.Bind = 2
-	_, err = e.store.Bind(t.Context(), b)
-	must(t, err)
-}
-
 func bindRoundTrip(t *testing.T, e *env) {
 	rank, cached := 3, 17
 	want := subjects.Held{
@@ -108,32 +67,6 @@ func bindOverwritesReturned(t *testing.T, e *env) {
 	must(t, err)
 	if got.State != subjects.StateBound || got.Bind != 2 || got.Revision != again || got.ReturnReason != "" {
 		t.Fatalf("got %+v, want bind 2 bound at %d", got.Held, again)
-	}
-}
-
-// scenario P9
-func lateDelete(t *testing.T, e *env) {
-	first := e.bind(t, "late", "a", 1)
-	_, err := e.store.Release(t.Context(), released("late", "a", 1), first)
-	must(t, err)
-	second := e.bind(t, "late", "a", 2)
-	_, err = e.store.Release(t.Context(), released("late", "a", 1), first)
-	wantErr(t, err, ErrSuperseded)
-	got, err := e.store.Reservation(t.Context(), "late", "late", "a")
-	must(t, err)
-	if got.Bind != 2 || got.Revision != second {
-		t.Fatalf("got bind %d at %d, want 2 at %d", got.Bind, got.Revision, second)
-	}
-	// Also when the new attempt overwrote the old one's key.
-	third := e.bind(t, "late", "a", 3)
-	_, err = e.store.Release(t.Context(), released("late", "a", 2), second)
-	wantErr(t, err, ErrSuperseded)
-	_, err = e.store.Return(t.Context(), Reservation{Held: held("late", "a", 2), Revision: second, Body: []byte("x")}, "late", 0)
-	wantErr(t, err, ErrSuperseded)
-	got, err = e.store.Reservation(t.Context(), "late", "late", "a")
-	must(t, err)
-	if got.Revision != third || got.State != subjects.StateBound {
-		t.Fatalf("got %s at %d, want bound at %d", got.State, got.Revision, third)
 	}
 }
 

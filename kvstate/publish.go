@@ -79,8 +79,11 @@ func (e apiError) write() error {
 	case codeTooMany, codeStorage, codeResources, codeAccountResources:
 		return fmt.Errorf("%w: %s", ErrFull, text)
 	case codeStoreFailed:
-		if strings.Contains(e.Error.Description, "maximum bytes") || strings.Contains(e.Error.Description, "maximum messages") {
-			return fmt.Errorf("%w: %s", ErrFull, text)
+		// The stream, or its disk.
+		for _, full := range [...]string{"maximum bytes", "maximum messages", "no space left"} {
+			if strings.Contains(e.Error.Description, full) {
+				return fmt.Errorf("%w: %s", ErrFull, text)
+			}
 		}
 		return fmt.Errorf("%w: %s", ErrRefused, text)
 	case codeStreamNotFound:

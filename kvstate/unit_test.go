@@ -52,6 +52,7 @@ func TestEveryAnswerOfJetStreamIsOfOneKind(t *testing.T) {
 		{503, 10008, "JetStream system temporarily unavailable", ErrUnknown},
 		{503, 10077, "maximum bytes exceeded", ErrFull},
 		{503, 10077, "maximum messages exceeded", ErrFull},
+		{503, 10077, "write /nats/1.blk: no space left on device", ErrFull},
 		{503, 10077, "message size exceeds maximum allowed", ErrRefused},
 		{429, 10167, "too many requests", ErrFull},
 		{500, 10047, "insufficient storage resources available", ErrFull},

@@ -235,6 +235,9 @@ func (a *Agent) Ready() error {
 		if s := u.state(); s != subjects.EngineReady {
 			errs = append(errs, fmt.Errorf("%w: engine %s is %s", ErrNotReady, u.name, s))
 		}
+		if err := u.unregistered(); err != nil {
+			errs = append(errs, fmt.Errorf("%w: engine %s cannot be registered, look at the disks of NATS: %w", ErrNotReady, u.name, err))
+		}
 	}
 	return errors.Join(errs...)
 }

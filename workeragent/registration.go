@@ -45,6 +45,18 @@ func (u *unit) registerLoop(ctx context.Context) {
 	}
 }
 
+// unregistered is why the registration is not written any more, for so long that
+// dispatchers suspect the engine; nil = it is. NATS may be there and take
+// nothing, as with a full disk (scenario B9).
+func (u *unit) unregistered() error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.unwritten == nil || time.Since(u.written) < 3*u.a.t.Heartbeat {
+		return nil
+	}
+	return u.unwritten
+}
+
 // restLeft is how long the engine is still left alone, by each reason for it.
 func (u *unit) restLeft() [2]time.Duration {
 	u.mu.Lock()
@@ -64,6 +76,9 @@ func (u *unit) register(ctx context.Context) bool {
 	if err != nil {
 		if ctx.Err() == nil {
 			u.log.Debug("registration not written", "error", err)
+			u.mu.Lock()
+			u.unwritten = err
+			u.mu.Unlock()
 		}
 		return false
 	}
@@ -72,6 +87,7 @@ func (u *unit) register(ctx context.Context) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.revision = max(u.revision, rev)
+	u.written, u.unwritten = time.Now(), nil
 	if u.epoch.start == 0 {
 		// A stream that was made anew counts from 1 again: be later than whoever
 		// is seen there all the same.

@@ -37,9 +37,11 @@ type unit struct {
 
 	mu        sync.Mutex
 	epoch     epoch
-	rival     uint64 // highest start of another agent's registration
-	revision  uint64 // of the own registration
-	over      bool   // replaced
+	rival     uint64    // highest start of another agent's registration
+	revision  uint64    // of the own registration
+	written   time.Time // when it was last written
+	unwritten error     // why it was not since
+	over      bool      // replaced
 	draining  bool
 	caps      engine.Capabilities
 	probed    bool // capabilities are known
