@@ -18,7 +18,8 @@ type Bus struct {
 	keys      map[string]*core.ReservationPut  // <engine>/<job>.<id>
 	markers   map[string]*core.ReservationGone // same; kept MarkerTTL
 	engineSeq map[string]uint64
-	ids       map[string]seen // Nats-Msg-Id of the bucket, kept 2 min
+	stands    map[string]map[string]uint64 // keys and markers by engine, with their sequence
+	ids       map[string]seen              // Nats-Msg-Id of the bucket, kept 2 min
 
 	queues   map[core.Queue]*fifo // ROLLOUTS and RETRY
 	order    []core.Queue         // of their first messages
@@ -72,7 +73,7 @@ const (
 func newBus(w *World) *Bus {
 	return &Bus{
 		w: w, keys: map[string]*core.ReservationPut{}, markers: map[string]*core.ReservationGone{},
-		engineSeq: map[string]uint64{}, ids: map[string]seen{}, queueIDs: map[string]seen{},
+		engineSeq: map[string]uint64{}, stands: map[string]map[string]uint64{}, ids: map[string]seen{}, queueIDs: map[string]seen{},
 		queues: map[core.Queue]*fifo{},
 		known:  map[core.Queue]bool{}, bound: map[string]int{},
 		register: map[string]*core.Answered{}, engines: map[string]*core.EnginePut{},
@@ -141,7 +142,10 @@ func (b *Bus) put(h subjects.Held, ttl time.Duration) uint64 {
 	b.tally(p, 1)
 	b.keys[k] = p
 	delete(b.markers, k)
-	b.engineSeq[h.Engine] = b.seq
+	b.moved(h.Engine, k, b.seq)
+	if ttl > 0 {
+		b.w.after(ttl, func() { b.expireKey(k, p) })
+	}
 	b.w.tell(*p)
 	if n := b.w.Nodes[h.Engine]; n != nil {
 		n.follow(func() { n.see(*p) })
@@ -154,6 +158,8 @@ func (b *Bus) remove(r subjects.Released, revision uint64) (core.Answer, uint64)
 	k := keyOf(r.Engine, r.Job, r.ID)
 	p := b.keys[k]
 	switch {
+	case p == nil && b.markers[k] != nil:
+		return core.Superseded, 0
 	case p == nil:
 		return core.Gone, 0
 	case p.Revision != revision && b.w.opts.Plant != PlantLateRelease:
@@ -164,7 +170,7 @@ func (b *Bus) remove(r subjects.Released, revision uint64) (core.Answer, uint64)
 	b.tally(p, -1)
 	delete(b.keys, k)
 	b.markers[k] = g
-	b.engineSeq[r.Engine] = b.seq
+	b.moved(r.Engine, k, b.seq)
 	b.w.tell(*g)
 	if n := b.w.Nodes[r.Engine]; n != nil {
 		n.follow(func() { n.lost(*g) })
@@ -180,19 +186,51 @@ func (b *Bus) expireMarker(k string, g *core.ReservationGone) {
 		return
 	}
 	delete(b.markers, k)
-	engine := g.Engine
-	var last uint64
-	for _, p := range b.keys {
-		if p.Engine == engine {
-			last = max(last, p.Revision)
-		}
+	b.vanished(g.Engine, k)
+}
+
+// expireKey ends a reservation by its TTL: nobody is told, and no marker stays.
+func (b *Bus) expireKey(k string, p *core.ReservationPut) {
+	if b.keys[k] != p {
+		return
 	}
-	for _, m := range b.markers {
-		if m.Engine == engine {
-			last = max(last, m.Revision)
-		}
+	b.tally(p, -1)
+	delete(b.keys, k)
+	b.vanished(p.Engine, k)
+}
+
+// moved notes the newest entry under an engine.
+func (b *Bus) moved(engine, k string, seq uint64) {
+	if b.stands[engine] == nil {
+		b.stands[engine] = map[string]uint64{}
+	}
+	b.stands[engine][k], b.engineSeq[engine] = seq, seq
+}
+
+// vanished lets the last sequence under an engine fall back to that of what
+// still stands there.
+func (b *Bus) vanished(engine, k string) {
+	delete(b.stands[engine], k)
+	var last uint64
+	for _, seq := range b.stands[engine] {
+		last = max(last, seq)
 	}
 	b.engineSeq[engine] = last
+}
+
+// giveBack writes a reservation again as returned, at exactly its revision.
+func (b *Bus) giveBack(h subjects.Held, revision uint64, reason string, burnt int, ttl time.Duration) (core.Answer, uint64) {
+	k := keyOf(h.Engine, h.Job, h.ID)
+	switch p := b.keys[k]; {
+	case p == nil && b.markers[k] != nil:
+		return core.Superseded, 0
+	case p == nil:
+		return core.Gone, 0
+	case p.Revision != revision:
+		return core.Superseded, 0
+	}
+	h.State, h.ReturnReason, h.Burnt = subjects.StateReturned, reason, burnt
+	return core.OK, b.put(h, ttl)
 }
 
 // commit writes a terminal answer with expected sequence 0.

@@ -290,14 +290,7 @@ func (n *Node) Return(key, reason string, burn int) {
 func (n *Node) Running() []string { return sorted(n.running) }
 
 func (n *Node) giveBack(p core.ReservationPut, reason string, burnt int) {
-	b := n.w.Bus
-	cur := b.keys[keyOf(n.Name, p.Job, p.ID)]
-	if cur == nil || cur.Revision != p.Revision {
-		return
-	}
-	h := p.Held
-	h.State, h.ReturnReason, h.Burnt = subjects.StateReturned, reason, burnt
-	b.put(h, time.Duration(p.TTLMS)*time.Millisecond)
+	n.w.Bus.giveBack(p.Held, p.Revision, reason, burnt, time.Duration(p.TTLMS)*time.Millisecond)
 }
 
 func released(p core.ReservationPut, o subjects.Outcome, completion *int) subjects.Released {
