@@ -124,7 +124,7 @@ func (p *ownerPressure) guard(r *round) (v verdict, ok bool) {
 			provisional = provisional || c.Provisional
 		}
 	}
-	k := -1
+	var k int
 	switch {
 	case owned:
 		k = p.amongOwners(r, &v)
