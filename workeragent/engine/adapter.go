@@ -5,7 +5,7 @@
 // A call that generates returns an Outcome for everything the server said, and
 // an error only when ctx ended or the call was misused. HTTP 200 and [DONE]
 // prove nothing: Completed needs a terminal finish reason and the end of the
-// stream (shared facts: docs/engines.md).
+// stream (docs/engines.md).
 package engine
 
 import (
