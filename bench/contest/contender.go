@@ -23,6 +23,7 @@ type Contender struct {
 	Name    string
 	Kind    string
 	Setting string
+	Seeds   int // at most so many are run; 0 = all
 	Run     func(c *Case) (*Outcome, error)
 }
 
@@ -172,6 +173,9 @@ func (p *pool) measure(cs []Contender, seeds int, make func(seed uint64) (*Case,
 		row := &Row{Name: c.Name, Kind: c.Kind, Setting: c.Setting}
 		rows = append(rows, row)
 		for seed, k := range cases {
+			if c.Seeds > 0 && seed >= c.Seeds {
+				break
+			}
 			tasks = append(tasks, task{fmt.Sprintf("%s, seed %d", c.Name, seed+1), func() (*Outcome, error) { return c.Run(k) }, row.add})
 		}
 	}
