@@ -75,3 +75,29 @@ func TestSeedsSurviveDispatchersKilledAndStopped(t *testing.T) {
 		t.Errorf("%d seeds and %d entries of the owner map were written: nothing was at stake", r.Seeds, r.Owned)
 	}
 }
+
+// Most agents fall silent at once: it is rather the network than all of them.
+// Nothing is taken away from them, and they go on with what they had.
+//
+// scenario F16
+// scenario F4
+func TestAMassLossOfRegistrationsTakesNothingAway(t *testing.T) {
+	var faults []Fault
+	for i := range 3 {
+		fault := Fault{Kind: Agent, N: i, Pause: true, Down: scaled(50 * time.Second)} // lost after 30 s, were it one of them
+		if i == 0 {
+			fault.After = 3 * time.Second
+		}
+		faults = append(faults, fault)
+	}
+	r := strike(t, Config{Dispatchers: 2, Engines: 3, Rollouts: 150, Scale: scale, rate: 12, script: follow(faults)})
+	if r.Pauses != 3 || r.Figures.Completed != 150 {
+		t.Errorf("%d agents were stopped and %d rollouts completed; want 3 and 150", r.Pauses, r.Figures.Completed)
+	}
+	if r.Silence < scaled(30*time.Second) {
+		t.Errorf("answers were at most %v apart: the agents were not stopped for long enough", r.Silence)
+	}
+	if r.Figures.Requeued != 0 {
+		t.Errorf("%d rollouts were bound again: requeueing was not frozen", r.Figures.Requeued)
+	}
+}
