@@ -13,6 +13,7 @@ type OwnersState struct {
 	Keys      []OwnerKeyState // by name
 	Attended  []string        // sorted
 	Seen      uint64
+	MapSeen   uint64
 	KeysSwept time.Duration
 	Kept      int
 }
@@ -59,7 +60,7 @@ type SeedState struct {
 var ownerActs = []string{actNone: "", actSeed: "seed", actOwners: "owners"}
 
 func (b *ownerBook) state() OwnersState {
-	s := OwnersState{Attended: sortedKeys(b.attended), Seen: b.seen, KeysSwept: b.keysSwept, Kept: b.kept}
+	s := OwnersState{Attended: sortedKeys(b.attended), Seen: b.seen, MapSeen: b.mapSeen, KeysSwept: b.keysSwept, Kept: b.kept}
 	for _, name := range sortedKeys(b.keys) {
 		k := b.keys[name]
 		x := OwnerKeyState{
@@ -124,6 +125,6 @@ func (c *Core) restoreOwners(s *OwnersState) error {
 	for _, name := range s.Attended {
 		c.attended[name] = true
 	}
-	c.seen, c.keysSwept, c.kept = s.Seen, s.KeysSwept, s.Kept
+	c.seen, c.mapSeen, c.keysSwept, c.kept = s.Seen, s.MapSeen, s.KeysSwept, s.Kept
 	return nil
 }

@@ -203,8 +203,10 @@ func (c *Core) take(ev Event) {
 		c.passedBy(e.Revision)
 		c.goneSeed(e, false)
 	case OwnerPut:
+		c.mapSeen = max(c.mapSeen, e.Revision)
 		c.putOwners(e)
 	case OwnersGone:
+		c.mapSeen = max(c.mapSeen, e.Revision)
 		c.goneOwners(e)
 	case SeedAnswer:
 		c.seedAnswer(e)

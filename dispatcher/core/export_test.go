@@ -17,7 +17,7 @@ var KeptTypes = []struct {
 	{engine{}, "name tag askAt reg revision known gone external renewed health past seq held sum binding assigned awaited picked view decode prefill", "at"},
 	{held{}, "ReservationPut counted ended unseen cause since acting next", ""},
 	{item{}, "h queue facts seq stored lane at stage ttl bind tokens engine expected busy reason policy predict holdUntil waitSeq waitUntil askAt held result seed sown seedAt kept", "owner anchor keyedBy"},
-	{ownerBook{}, "keys attended seen keysSwept kept", "seeded targets flying ownedBy anchors swapping keeping"},
+	{ownerBook{}, "keys attended seen mapSeen keysSwept kept", "seeded targets flying ownedBy anchors swapping keeping"},
 	{ownerKey{}, "name entry marker seed flight awaitSeq awaitUntil struck first refresh acting actingAt writing writingWhy givingBack ending endingWhy since waiting next", "held"},
 	{seedEntry{}, "SeedPut gone unseen retired proof why absent missing", ""},
 	{strike{}, "engine epoch", ""},

@@ -66,6 +66,7 @@ type ownerBook struct {
 	anchors  map[uint64][]string  // and by the anchors
 
 	seen      uint64 // how far the follower of reservations and seeds has come
+	mapSeen   uint64 // and that of the owner map
 	swapping  bool   // within one step
 	keysSwept time.Duration
 	keeping   map[string]bool // within one pass of place: keys whose owners cannot take anything
@@ -394,6 +395,9 @@ func (c *Core) ownersAnswer(a OwnersAnswer) {
 		k.marker = a.Actual // what stood there has expired
 		c.setEntry(k, nil)
 		c.attend(k)
+	case a.Answer == Conflict && k.entry == nil && a.Actual <= c.mapSeen:
+		k.marker = a.Actual // the view has passed it and holds nothing: a marker stands there
+		c.attend(k)
 	case a.Answer == Conflict && (k.entry == nil || k.entry.Revision < a.Actual):
 		k.next = c.now + c.t.ViewWait // somebody else's entry is on its way
 	default:
@@ -505,7 +509,9 @@ func (c *Core) swapOwners(v ViewSwap) {
 		}
 		c.forgetKey(k)
 	}
+	c.mapSeen = 0
 	for _, p := range v.Owners {
+		c.mapSeen = max(c.mapSeen, p.Revision)
 		c.putOwners(p)
 	}
 }
