@@ -73,7 +73,7 @@ test-faults: ## Kill real processes for minutes; SEED=n KILLS=n ROLLOUTS=n
 	$(GO) run ./bench/faults/cmd --seed $(SEED) --kills $(KILLS) --rollouts $(ROLLOUTS)
 
 .PHONY: test-load
-test-load: ## What real processes occupy, against their bounds (4 minutes)
+test-load: ## What real processes occupy, against their bounds (5 minutes)
 	$(GO) test -tags load -v -count 1 -timeout 15m ./bench/load
 
 .PHONY: corpus

@@ -35,7 +35,9 @@ const (
 	engines   = 1000
 	bound     = 20_000
 	body      = 1024
-	slots     = 20 // of an engine: of 1,000 they hold what is bound, of 50 they leave it queued
+	streams   = 64
+	long      = 4096 // tokens of a stream's output, some hundred seconds
+	slots     = 20   // of an engine: of 1,000 they hold what is bound, of 50 they leave it queued
 )
 
 // figures is the table that is printed at the end.
@@ -89,13 +91,37 @@ func TestWaitingWorkIsNotInMemory(t *testing.T) {
 	idleD := check(t, "dispatcher, idle, 50 engines", d, idleDispatcher)
 	idleA := check(t, "agent, idle", a, idleAgent)
 
-	pool.submit(queued)
+	pool.submit(queued, 512)
 	pause(t, queuedFor)
 	if left := pool.messages(pool.name.Rollouts()); left < queued*9/10 {
 		t.Errorf("only %d rollouts are queued: the figures say nothing of %d", left, queued)
 	}
 	check(t, "dispatcher, 100,000 queued", d, idleD*(1+queuedGrowth))
 	check(t, "agent, 100,000 queued", a, idleA*(1+queuedGrowth))
+}
+
+// What runs costs an agent little: its streams are read through small buffers,
+// and what was generated is kept once.
+func TestAnAgentWithLongStreamsStaysSmall(t *testing.T) {
+	pool := newPool(t)
+	sim, err := simengine.New(simengine.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sim.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = sim.Close() })
+	d := pool.start("dispatcher")
+	a := pool.start("agent", "--engine", "real=openai="+sim.URL(), "--slots", strconv.Itoa(streams))
+	d.awaitReady(t)
+	a.awaitReady(t)
+	pool.submit(streams, long)
+	pause(t, idleFor)
+	if n := pool.messages(subjects.BucketStream(pool.name.Bucket(subjects.Reservations))); n != streams {
+		t.Errorf("%d rollouts run, want %d", n, streams)
+	}
+	check(t, "agent, 64 long streams", a, idleAgent)
 }
 
 func TestABigPoolFitsOneDispatcher(t *testing.T) {
@@ -169,26 +195,26 @@ func (p *pool) register(n int) {
 	p.t.Cleanup(func() { <-ended })
 }
 
-func request(id string) *subjects.Request {
+func request(id string, tokens int) *subjects.Request {
 	prompt := make([]uint32, body/6)
 	for i := range prompt {
 		prompt[i] = uint32(10_000 + i)
 	}
 	return &subjects.Request{
 		SchemaVersion: subjects.SchemaVersion, ID: id, Job: "load", PromptTokenIDs: prompt,
-		Sampling: subjects.SamplingParams{MaxTokens: 512, IgnoreEOS: true},
+		Sampling: subjects.SamplingParams{MaxTokens: tokens, IgnoreEOS: true}, Stream: true,
 	}
 }
 
-// submit queues rollouts.
-func (p *pool) submit(n int) {
+// submit queues rollouts of so many tokens of output, streamed.
+func (p *pool) submit(n, tokens int) {
 	p.t.Helper()
 	c, err := client.Open(p.ctx, p.nc, p.name.String(), "load", client.WithoutLedger())
 	p.fatal("open a client", err)
 	defer c.Close()
 	all := func(yield func(*subjects.Request) bool) {
 		for i := range n {
-			if !yield(request(fmt.Sprintf("q%d", i))) {
+			if !yield(request(fmt.Sprintf("q%d", i), tokens)) {
 				return
 			}
 		}
@@ -203,7 +229,7 @@ func (p *pool) bind(n int) {
 	p.t.Helper()
 	last := map[string]uint64{}
 	for i := range n {
-		r := request(fmt.Sprintf("b%d", i))
+		r := request(fmt.Sprintf("b%d", i), 512)
 		b, err := r.MarshalJSON()
 		p.fatal("encode", err)
 		e := engineName(i % engines)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"runtime/debug"
 	"time"
 
 	simengine "github.com/rollbus/rollbus/bench/engine"
@@ -64,6 +65,7 @@ func (c *Agent) Run(a *app) error {
 	if err != nil {
 		return err
 	}
+	staySmall()
 	log := a.log()
 	cfg := workeragent.Config{Pool: a.opts.Pool, Name: c.Name, Version: programVersion(), SpoolDir: c.SpoolDir, StateDir: c.StateDir, Log: log}
 	if cfg.StateDir == "" {
@@ -107,6 +109,16 @@ func (c *Agent) Run(a *app) error {
 		log.Info("serving engine", "engine", s.name, "kind", s.kind, "url", s.url, "pool", a.opts.Pool)
 	}
 	return supervise(a.ctx, log, c.DrainTimeout+handBack, append(parts, part{name: "agent", run: agent.Run, stop: agent.Stop})...)
+}
+
+// staySmall has the heap collected at half the usual growth: an agent shares its
+// machine with an engine, and has CPU to spare for it. GOGC in the environment
+// stands above.
+func staySmall() {
+	const usual, small = 100, 50 // percent
+	if was := debug.SetGCPercent(small); was != usual {
+		debug.SetGCPercent(was)
+	}
 }
 
 // handBack is how long an agent may take to give back what was not finished.

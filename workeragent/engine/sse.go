@@ -51,7 +51,7 @@ var (
 // complete JSON objects are understood; a stream may end without an empty line.
 func ReadSSE(r io.Reader, lim SSELimits, handle func(SSEEvent) error) error {
 	lim = lim.withDefaults()
-	s := sseReader{br: bufio.NewReaderSize(r, 32<<10), lim: lim, handle: handle}
+	s := sseReader{br: bufio.NewReaderSize(r, 4<<10), lim: lim, handle: handle}
 	err := s.run()
 	if errors.Is(err, ErrStopSSE) {
 		return nil
