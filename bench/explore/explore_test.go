@@ -1,0 +1,57 @@
+package explore
+
+import (
+	"strings"
+	"testing"
+)
+
+func explored(t *testing.T, sc Scene) Result {
+	t.Helper()
+	r, err := Run(t.Context(), sc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s; %d states of cores, %d steps, %.1f s", r, r.CoreStates, r.CoreSteps, r.Seconds)
+	return r
+}
+
+// scenario F2
+// scenario F18
+func TestTheProtocolOfOwnersHoldsInEveryOrder(t *testing.T) {
+	for _, sc := range Scenes() {
+		sc.MaxStates, sc.RestEvery = 3000, 4 // all of them: rollbus bench explore
+		if r := explored(t, sc); r.Broken != "" {
+			t.Errorf("%s: %s\n%s", sc.Name, r.Broken, strings.Join(r.Trace, "\n"))
+		}
+	}
+}
+
+// A check that finds nothing must be known to bite.
+func TestEachGuardAndCheckThatIsTakenAwayIsMissed(t *testing.T) {
+	for _, sc := range Mutants() {
+		t.Run(string(sc.Mutation), func(t *testing.T) {
+			r := explored(t, sc)
+			if r.Broken == "" {
+				t.Fatalf("%s: nothing is found", sc.Mutation)
+			}
+			t.Log(strings.Join(r.Trace, "\n"))
+			sc.Mutation, sc.MaxStates = "", r.States
+			if sound := explored(t, sc); sound.Broken != "" {
+				t.Errorf("without the mutation: %s", sound.Broken)
+			}
+		})
+	}
+}
+
+// What the explorer takes for one state must be one: a core goes on as any other
+// with the same fingerprint, whatever way it came.
+func TestCoresWithOneFingerprintGoOnAlike(t *testing.T) {
+	for _, sc := range Scenes() {
+		sc.MaxStates = 150
+		x := newWorld(sc)
+		x.cores.verify = true
+		if _, err := run(t.Context(), x, nil); err != nil {
+			t.Errorf("%s: %v", sc.Name, err)
+		}
+	}
+}
