@@ -228,11 +228,12 @@ type hotBench struct {
 	judge   *judge
 	nth     int
 	answers uint64
+	lines   map[*Dispatcher]*natstest.Line // of those that are behind one
 }
 
 func newHotBench(b *bench, replicas int) *hotBench {
 	b.t.Helper()
-	x := &hotBench{bench: b, cfg: b.config(), ambush: &ambush{}}
+	x := &hotBench{bench: b, cfg: b.config(), ambush: &ambush{}, lines: map[*Dispatcher]*natstest.Line{}}
 	x.cfg.Layout.Replicas = replicas
 	x.cfg.Timings = DefaultTimings().Scale(0.2) // engines must not look lost on a loaded machine
 	x.cfg.Timings.AckWait = 3 * time.Second     // what a dead dispatcher held comes back soon
@@ -251,11 +252,13 @@ func newHotBench(b *bench, replicas int) *hotBench {
 
 func (x *hotBench) dispatcher() *Dispatcher {
 	x.t.Helper()
-	d := must(New(x.cfg, x.connect()))
+	line := natstest.Link(x.t, x.node)
+	d := must(New(x.cfg, line.Conn(x.t, nats.ReconnectBufSize(-1))))
+	x.lines[d] = line
 	d.seeds = &ambushed{seedWriter: d.seeds, a: x.ambush, d: d}
 	go func() { _ = d.Run(context.Background()) }()
 	x.t.Cleanup(d.Kill)
-	x.ready(d)
+	natstest.Eventually(x.t, 4*within, "a ready dispatcher", func() bool { return len(d.Ready()) == 0 })
 	return d
 }
 
@@ -303,68 +306,88 @@ func taking(d time.Duration) func(context.Context, kvstate.Reservation) bool {
 	}
 }
 
-var seedSteps = []step{{"seed", false}, {"seed", true}, {"owners", false}, {"owners", true}, {"end", false}, {"end", true}}
+// strikes are what happens to whom, at each step of a seed.
+type strike struct {
+	at   step
+	name string
+	do   func(x *hotBench, d *Dispatcher, goOn func())
+}
 
-// strikeAtEachStep has four dispatchers work on hot beginnings; at each step of a
-// seed the first to come there is struck, and the others have to end it.
-func strikeAtEachStep(t *testing.T, x *hotBench, strike func(d *Dispatcher, goOn func())) {
+// killed ends it there; another one takes its place.
+func killed(x *hotBench, d *Dispatcher, _ func()) {
+	d.Kill()
+	x.dispatcher()
+}
+
+// stopped keeps it there until the others have answered nearly everything, then
+// lets it go on with what it was about to do.
+func stopped(x *hotBench, _ *Dispatcher, goOn func()) {
+	x.others(2)
+	goOn()
+}
+
+// cutOff lets it go on without a line, which comes back when the others are done.
+func cutOff(x *hotBench, d *Dispatcher, goOn func()) {
+	x.lines[d].Cut()
+	goOn()
+	x.others(4)
+	x.lines[d].Heal()
+}
+
+// others waits until all but that many rollouts are answered.
+func (x *hotBench) others(but uint64) {
+	x.t.Helper()
+	natstest.Eventually(x.t, 4*within, "the others to go on", func() bool { return x.messages(x.pool.Results())+but >= x.answers })
+}
+
+// Four dispatchers, three servers. At each step of a seed the first dispatcher to
+// come there is struck, and the others have to end it.
+func TestDispatchersStruckAtEachStepOfASeedDoNoHarm(t *testing.T) { // scenarios F18, F2, F10
+	c := natstest.Cluster(t, 3) // not beside other tests: it is busy enough
+	x := newHotBench(benchAt(t, c.List[0], c.Conn), 3)
 	for range 4 {
 		x.dispatcher()
 	}
 	for i := range 3 {
-		x.agentWith(fmt.Sprintf("e%d", i+1), 2, "exact", taking(150*time.Millisecond))
+		x.agentWith(fmt.Sprintf("e%d", i+1), 2, "exact", taking(100*time.Millisecond))
 	}
-	for i, at := range seedSteps {
-		beginning := uint32(i + 1)
-		key := x.burst(beginning, 1)
-		natstest.Eventually(t, 4*within, "the first owner", func() bool {
-			x.judge.mu.Lock()
-			defer x.judge.mu.Unlock()
-			return len(x.judge.owners[key]) == 1
-		})
-		struck, goOn := x.ambush.arm(at)
-		x.burst(beginning, 14)
-		select {
-		case d := <-struck:
-			strike(d, goOn)
-		case <-time.After(4 * within):
-			t.Errorf("nobody came to the step %s", at)
-		}
-		goOn()
-		x.quiet("struck " + at.String())
+	for i, s := range []strike{
+		{step{"seed", false}, "killed", killed}, {step{"seed", true}, "killed", killed}, {step{"owners", false}, "killed", killed},
+		{step{"owners", true}, "killed", killed}, {step{"end", false}, "killed", killed}, {step{"end", true}, "killed", killed},
+		{step{"seed", false}, "stopped", stopped}, {step{"owners", false}, "stopped", stopped}, {step{"end", false}, "stopped", stopped},
+		{step{"seed", true}, "cut off", cutOff}, {step{"owners", true}, "cut off", cutOff}, {step{"end", true}, "cut off", cutOff},
+	} {
+		x.round(uint32(i+1), s)
 	}
 	x.judge.verdict(x.bench)
 	x.judge.mu.Lock()
 	defer x.judge.mu.Unlock()
-	if x.judge.seeds < len(seedSteps) {
-		t.Errorf("%d seeds in %d rounds", x.judge.seeds, len(seedSteps))
+	if x.judge.seeds < 12 {
+		t.Errorf("%d seeds in 12 rounds", x.judge.seeds)
 	}
 	t.Logf("%d rollouts, %d seeds", x.answers, x.judge.seeds)
 }
 
-func TestDispatchersKilledAtEachStepOfASeedLeaveNothingBehind(t *testing.T) { // scenario F18
-	t.Parallel()
-	c := natstest.Cluster(t, 3)
-	x := newHotBench(benchAt(t, c.List[0], c.Conn), 3)
-	strikeAtEachStep(t, x, func(d *Dispatcher, _ func()) {
-		d.Kill()
-		x.dispatcher()
+// round makes a beginning hot and strikes whoever comes to the step.
+func (x *hotBench) round(beginning uint32, s strike) {
+	x.t.Helper()
+	key := x.burst(beginning, 1)
+	natstest.Eventually(x.t, 4*within, "the first owner", func() bool {
+		x.judge.mu.Lock()
+		defer x.judge.mu.Unlock()
+		return len(x.judge.owners[key]) == 1
 	})
-}
-
-func TestADispatcherStoppedInASeedCanDoNothingLate(t *testing.T) { // scenario F2
-	t.Parallel()
-	c := natstest.Cluster(t, 3)
-	x := newHotBench(benchAt(t, c.List[0], c.Conn), 3)
-	strikeAtEachStep(t, x, func(d *Dispatcher, goOn func()) {
-		// Stopped until the others have answered everything without it, then let go
-		// on with what it was about to write.
-		x.t.Cleanup(goOn)
-		natstest.Eventually(t, 4*within, "the others to go on", func() bool {
-			return x.messages(x.pool.Results())+2 >= x.answers
-		})
-		goOn()
-	})
+	struck, goOn := x.ambush.arm(s.at)
+	defer goOn()
+	x.burst(beginning, 12)
+	select {
+	case d := <-struck:
+		s.do(x, d, goOn)
+	case <-time.After(4 * within):
+		x.t.Errorf("nobody came to the step %s", s.at)
+	}
+	goOn()
+	x.quiet(s.name + " " + s.at.String())
 }
 
 func TestASeedThatWasChosenTooLongAgoIsNotWritten(t *testing.T) { // scenario F2
