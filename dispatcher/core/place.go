@@ -398,6 +398,9 @@ func (c *Core) room() bool {
 
 // againSome is again wherever an engine is free and something was decided for it.
 func (c *Core) againSome() bool {
+	if c.stages[itemAssigned] == 0 {
+		return false
+	}
 	some := false
 	for _, n := range c.names {
 		if c.again(c.engines[n]) {
