@@ -98,6 +98,11 @@ func (u *unit) noticeLocked(c *engine.Capabilities) {
 	if old.WeightVersion != nil && c.WeightVersion != nil && *old.WeightVersion != *c.WeightVersion {
 		u.log.Info("the engine has other weights", "version", *c.WeightVersion, "before", *old.WeightVersion)
 		u.emptiedLocked() // what was computed with other weights is no prefix
+		for _, r := range u.runs {
+			if r.phase == running && len(r.synced) < maxSyncs {
+				r.synced = append(r.synced, weightSync{r.made, *c.WeightVersion})
+			}
+		}
 	}
 	if is(c.Paused) != is(old.Paused) {
 		u.log.Info("the engine's pause changed behind the agent's back", "paused", is(c.Paused))

@@ -140,6 +140,30 @@ func TestAnEnginePutToSleepIsPausedAndItsCacheIsGone(t *testing.T) {
 	r.holds("its prompt is in the view again", p, 4)
 }
 
+// scenario R9: nothing is aborted, and the answer says which tokens are of which
+// weights.
+func TestARunThatSeesNewWeightsShowsBothVersions(t *testing.T) {
+	r := newRig(t)
+	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Engine.WeightVersion, c.Engine.TimeScale = 7, 5 })
+	behind := controlled(t, f.URL())
+	r.agent(f.URL(), vllm(t, f.URL()))
+	r.registered("version 7 is registered", func(e subjects.Engine) bool { return e.WeightVersion != nil && *e.WeightVersion == 7 })
+	r.bind(request("0001", 400))
+	r.eventually("it runs", func() bool {
+		stats, err := f.Stats()
+		return err == nil && stats[0].GenerationTokens > 20
+	})
+	if err := behind.SetWeightVersion(r.ctx(), "8"); err != nil {
+		t.Fatal(err)
+	}
+	got := r.result("0001")
+	s := got.Segments
+	if got.Status != subjects.Truncated || got.Attempt != 1 || len(s) != 2 || s[0].WeightVersion != "7" || s[1].WeightVersion != "8" ||
+		s[0].Start != 0 || s[0].End == 0 || s[0].End != s[1].Start || s[1].End != 400 {
+		t.Errorf("%s, segments %+v", got.Status, s)
+	}
+}
+
 // scenario C5: what other weights have computed is no prefix.
 func TestNewWeightsBehindTheAgentsBackArePublishedAndEmptyTheView(t *testing.T) {
 	r := newRig(t)

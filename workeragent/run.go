@@ -36,13 +36,24 @@ type run struct {
 
 	// Under the unit's mu.
 	phase  phase
-	handed time.Time // to the engine
-	moved  time.Time // last output
-	since  time.Time // silence counts from here, or from moved
-	weight *int64    // the engine's weight version when it was handed over
+	handed time.Time    // to the engine
+	moved  time.Time    // last output
+	since  time.Time    // silence counts from here, or from moved
+	weight *int64       // the engine's weight version when it was handed over
+	made   int          // tokens so far, of this attempt
+	synced []weightSync // changes of the weights since then, as they were noticed
 
 	checkpointed bool // something stands in partials
 }
+
+// weightSync is a change of the engine's weights during a run.
+type weightSync struct {
+	at      int   // tokens of the attempt until then
+	version int64 // from then on
+}
+
+// maxSyncs bounds those that one run tells apart; later ones are one.
+const maxSyncs = 64
 
 // newRunID names a run at its engine: unique over all attempts, of one length,
 // so that no id is a prefix of another.
@@ -228,6 +239,7 @@ func (d *deltas) take(x engine.Delta) {
 	now := time.Now()
 	u.mu.Lock()
 	d.r.moved, u.lastMove = now, now
+	d.r.made += len(x.TokenIDs)
 	u.mu.Unlock()
 	u.a.metrics.tokens.WithLabelValues(u.name).Add(float64(len(x.TokenIDs)))
 	if len(x.TokenIDs) == 0 && x.Text == "" {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rollbus/rollbus/subjects"
@@ -254,8 +255,9 @@ func (u *unit) logprobs(req *subjects.Request, o engine.Outcome) json.RawMessage
 	return engine.JoinLogprobs(req.Resume.Logprobs, o.Logprobs)
 }
 
-// segments says which engine made which tokens under which weights. Where the
-// engine does not tell, its version at the start stands for the whole stretch.
+// segments says which engine made which tokens under which weights (scenario R9).
+// Where the engine does not tell, its version at the start stands until another
+// one was noticed, which may be one look of the agent late.
 func (u *unit) segments(r *run, req *subjects.Request, o engine.Outcome) []subjects.Segment {
 	var out []subjects.Segment
 	at := 0
@@ -274,11 +276,26 @@ func (u *unit) segments(r *run, req *subjects.Request, o engine.Outcome) []subje
 	if n == 0 && o.Usage != nil {
 		n = o.Usage.CompletionTokens
 	}
-	if n == 0 {
-		return out
+	u.mu.Lock()
+	version, synced := weightText(r.weight), slices.Clone(r.synced)
+	u.mu.Unlock()
+	if len(o.TokenIDs) == 0 {
+		synced = nil // nobody counted where in the text it was
 	}
-	return append(out, subjects.Segment{
-		Engine: u.name, Epoch: r.res.Epoch, WeightVersion: or(o.WeightVersion, weightText(r.weight)),
-		Start: at, End: at + n,
-	})
+	if len(synced) == 0 {
+		version = or(o.WeightVersion, version)
+	}
+	begin := 0
+	add := func(end int) {
+		if end = min(end, n); end > begin {
+			out = append(out, subjects.Segment{Engine: u.name, Epoch: r.res.Epoch, WeightVersion: version, Start: at + begin, End: at + end})
+			begin = end
+		}
+	}
+	for _, s := range synced {
+		add(s.at)
+		version = weightText(&s.version)
+	}
+	add(n)
+	return out
 }

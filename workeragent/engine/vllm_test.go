@@ -120,8 +120,6 @@ func TestVLLMTellsWhereItsEventsAre(t *testing.T) {
 	}
 }
 
-func itoa(n int) string { b, _ := json.Marshal(n); return string(b) }
-
 func TestVLLMsControlCalls(t *testing.T) {
 	s := record(t, map[string]string{"POST /pause": "{}", "POST /resume": "", "POST /sleep": "", "POST /wake_up": "", "POST /reset_prefix_cache": "",
 		"POST /update_weight_version": "", "GET /is_paused": `{"is_paused": true}`, "GET /weight_info": `{"weight_version": "7"}`})
