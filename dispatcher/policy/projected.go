@@ -32,23 +32,52 @@ const maxOccupancy = 0.999
 func (p *projectedTime) score(r *round) {
 	out := r.grow()
 	r.load = growTo(r.load, len(out))
-	least := math.MaxFloat64
-	r.learnPeers()
+	r.rateless = r.rateless[:0]
+	var sum rates
+	decodes, prefills := 0, 0
+	r.leastLoad = math.MaxFloat64
 	for k, i := range r.adm {
-		t := r.times(&r.in.Candidates[i])
-		load := t.load()
-		out[k], r.load[k] = load+t.prefill, load
-		if load < least {
-			least = load
+		c := &r.in.Candidates[i]
+		decode, prefill := r.known(c)
+		if decode > 0 {
+			sum.decode += decode
+			decodes++
 		}
+		if prefill > 0 {
+			sum.prefill += prefill
+			prefills++
+		}
+		if !(decode > 0 && prefill > 0) {
+			r.rateless = append(r.rateless, int32(k)) // when its peers' are known
+			continue
+		}
+		r.put(k, r.times(c, decode, prefill))
 	}
-	r.leastLoad = least
+	r.peers = rates{r.s.DecodeTokS, r.s.PrefillTokS}
+	if decodes > 0 {
+		r.peers.decode = sum.decode / float64(decodes)
+	}
+	if prefills > 0 {
+		r.peers.prefill = sum.prefill / float64(prefills)
+	}
+	for _, k := range r.rateless {
+		c := &r.in.Candidates[r.adm[k]]
+		decode, prefill := r.rates(c)
+		r.put(int(k), r.times(c, decode, prefill))
+	}
 }
 
-// times computes a candidate's. One function, since it runs for every engine of
-// every decision.
-func (r *round) times(c *Candidate) (t times) {
-	decode, prefill := r.rates(c)
+func (r *round) put(k int, t times) {
+	load := t.load()
+	r.score[k], r.load[k] = load+t.prefill, load
+	if load < r.leastLoad {
+		r.leastLoad = load
+	}
+}
+
+// times computes a candidate's, with its rates. One function, since it runs for
+// every engine of every decision.
+func (r *round) times(c *Candidate, decode, prefill float64) (t times) {
 	output := r.output(c)
 	if r.basis == BasisEngine {
 		o := c.Observed
@@ -134,30 +163,6 @@ func or(v, other float64) float64 {
 		return v
 	}
 	return other
-}
-
-// learnPeers takes the mean of the rates that are known.
-func (r *round) learnPeers() {
-	var sum rates
-	decodes, prefills := 0, 0
-	for _, i := range r.adm {
-		decode, prefill := r.known(&r.in.Candidates[i])
-		if decode > 0 {
-			sum.decode += decode
-			decodes++
-		}
-		if prefill > 0 {
-			sum.prefill += prefill
-			prefills++
-		}
-	}
-	r.peers = rates{r.s.DecodeTokS, r.s.PrefillTokS}
-	if decodes > 0 {
-		r.peers.decode = sum.decode / float64(decodes)
-	}
-	if prefills > 0 {
-		r.peers.prefill = sum.prefill / float64(prefills)
-	}
 }
 
 // source tells where rates took one from.
@@ -283,11 +288,11 @@ func (p *projectedTime) wait(r *round, k int) (candidate int, span time.Duration
 		if f != FilterWindow || r.credit(c) <= 0 {
 			continue
 		}
-		t := r.times(c)
+		decode, prefill := r.rates(c)
+		t := r.times(c, decode, prefill)
 		// One of them ends, on average, each output / decode seconds, and others
 		// may wait for the same.
 		over := c.ReservedRequests + c.Observed.ExternalRequests - c.Window + 1 + c.Awaited
-		decode, _ := r.rates(c)
 		free := float64(r.output(c) / decode * float64(max(1, over)))
 		if free > left.Seconds() || t.load() > float64(r.s.EscapeRatio*r.leastLoad)+r.s.EscapeFloor {
 			continue
@@ -302,18 +307,18 @@ func (p *projectedTime) wait(r *round, k int) (candidate int, span time.Duration
 }
 
 func (p *projectedTime) explain(r *round, k int, out *Scored) {
-	t := r.times(&r.in.Candidates[r.adm[k]])
+	c := &r.in.Candidates[r.adm[k]]
+	out.DecodeTokS, out.PrefillTokS = r.rates(c)
+	t := r.times(c, out.DecodeTokS, out.PrefillTokS)
 	out.part(PartQueue, t.queue)
 	out.part(PartActive, t.active)
 	out.part(PartPrefill, t.prefill)
 	out.part(PartBarrier, t.barrier)
-	c := &r.in.Candidates[r.adm[k]]
 	out.Cached = min(r.credit(c), float64(r.in.Request.PromptTokens))
 	var own Observed
 	if r.basis == BasisEngine {
 		own = *c.Observed
 	}
-	out.DecodeTokS, out.PrefillTokS = r.rates(c)
 	out.DecodeFrom, out.PrefillFrom = r.source(own.DecodeTokS, c.ProfileDecodeTokS, out.DecodeTokS, r.s.DecodeTokS), r.source(own.PrefillTokS, c.ProfilePrefillTokS, out.PrefillTokS, r.s.PrefillTokS)
 }
 

@@ -35,7 +35,8 @@ type round struct {
 	load  []float64 // of adm; seconds without prefill, projected_time only
 	best  float64   // least score
 	// leastLoad is the least of load.
-	peers     rates // of projected_time: mean rates of the candidates that have some
+	peers     rates   // of projected_time: mean rates of the candidates that have some
+	rateless  []int32 // positions in adm of those that have none of one kind
 	leastLoad float64
 	tied      int
 }
