@@ -13,6 +13,7 @@ import (
 
 	simengine "github.com/rollbus/rollbus/bench/engine"
 	"github.com/rollbus/rollbus/bench/engine/fakes"
+	"github.com/rollbus/rollbus/bench/engine/model"
 	"github.com/rollbus/rollbus/subjects"
 	"github.com/rollbus/rollbus/workeragent/engine"
 	"github.com/rollbus/rollbus/workeragent/kvevents"
@@ -273,9 +274,13 @@ func rankLoad(rank, running int) string {
 	return fmt.Sprintf(`{"dp_rank":%d,"num_running_reqs":%d,"num_waiting_reqs":0,"num_used_tokens":10,"num_total_tokens":10,"max_total_num_tokens":5000,"max_running_requests":4}`, rank, running)
 }
 
-func sglang(t *testing.T, url string) func(*Config) {
+func sglang(t *testing.T, url string, change ...func(*engine.SGLangConfig)) func(*Config) {
 	t.Helper()
-	a, err := engine.NewSGLang(engine.SGLangConfig{OpenAIConfig: engine.OpenAIConfig{URL: url}})
+	cfg := engine.SGLangConfig{OpenAIConfig: engine.OpenAIConfig{URL: url}}
+	for _, f := range change {
+		f(&cfg)
+	}
+	a, err := engine.NewSGLang(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -319,4 +324,42 @@ func TestAMutePortOfPushedLoadIsPolledInstead(t *testing.T) {
 	if *e.CapacityTokens != 10_000 || e.CapacitySource != "reported" || e.Slots != 8 || e.Ranks != 2 || *e.WeightVersion != 3 {
 		t.Errorf("%+v", e)
 	}
+}
+
+// SGLang by its own wire: events of pages, pushed load, its own words for weights.
+// Its load's subscription may end without that of its cache.
+func TestAnEngineOfTheOtherKindIsFollowedByItsOwnWire(t *testing.T) {
+	r := newRig(t)
+	f, err := fakes.SGLang(fakes.SGLangConfig{
+		Engine: simengine.Config{Model: "m", TimeScale: 50, WeightVersion: 7, Engine: model.Config{MaxRunning: 4, BlockTokens: 16, KVTokens: 1 << 15}},
+		Events: &fakes.EventsConfig{}, Loads: true, Metrics: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	loads := r.loads()
+	r.agent(f.URL(), sglang(t, f.URL(), func(c *engine.SGLangConfig) { c.Events.Replay = f.Replay(0) }))
+	e := r.registered("its events are followed", withEvents(eventsExact))
+	if e.Kind != "sglang" || *e.CapacityTokens != 1<<15 || e.Slots != 4 {
+		t.Errorf("%+v", e)
+	}
+	r.load(loads, "a pushed picture", func(l subjects.Load) bool { return l.Source == "sglang:LoadStat" && l.Problem == "" })
+	p, q := prompt(1, 256), prompt(2, 256)
+	r.ran("0001", p)
+	r.holds("its prompt is in the view", p, 4)
+	f.MuteLoad(0)
+	r.load(loads, "a polled picture", func(l subjects.Load) bool { return l.Source == "sglang:/v1/loads" && l.Problem == "" })
+	r.ran("0002", q)
+	r.holds("the cache is followed all the same", q, 4)
+	behind, err := engine.NewSGLang(engine.SGLangConfig{OpenAIConfig: engine.OpenAIConfig{URL: f.URL()}, NoPush: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = behind.Close() })
+	if err := behind.SetWeightVersion(r.ctx(), "8"); err != nil {
+		t.Fatal(err)
+	}
+	r.registered("version 8 is registered", func(e subjects.Engine) bool { return e.WeightVersion != nil && *e.WeightVersion == 8 })
+	r.holds("nothing of the old weights is left", q, 0)
 }

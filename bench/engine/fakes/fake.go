@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -52,6 +53,9 @@ func (f *Fake) Subscribers(rank int) int { return f.ranks[rank].events.subscribe
 // Lose keeps the next n batches of a rank's events from its subscribers; the
 // ring has them.
 func (f *Fake) Lose(rank, n int) { f.ranks[rank].events.loseNext(n) }
+
+// MuteLoad ends a rank's load messages; its port stays open.
+func (f *Fake) MuteLoad(rank int) { f.ranks[rank].load.loseNext(math.MaxInt) }
 
 // Endpoint and Replay are where a rank publishes and replays, "" = not.
 func (f *Fake) Endpoint(rank int) string { return f.ranks[rank].events.endpoint() }
