@@ -3,6 +3,7 @@ package baseline
 import (
 	"cmp"
 	"slices"
+	"sort"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
@@ -70,14 +71,10 @@ func (a *aware) choose(q *Request) int {
 	return smallest
 }
 
-// match is how many of the first blocks are in an engine's tree.
+// match is how many of the first blocks are in an engine's tree. A block never
+// leaves it before those that follow it, so halving finds the end.
 func (a *aware) match(e int, blocks []uint64) int {
-	for i, b := range blocks {
-		if !a.trees[e].Contains(b) {
-			return i
-		}
-	}
-	return len(blocks)
+	return sort.Search(len(blocks), func(i int) bool { return !a.trees[e].Contains(blocks[i]) })
 }
 
 // Done takes it off; the tree keeps it.
