@@ -56,7 +56,6 @@ type collector struct {
 	t       *Traffic
 	from    int64
 	until   int64
-	offset  int64 // server clock - core clock
 }
 
 // Extract reads what all dispatchers of a pool recorded between two times of the

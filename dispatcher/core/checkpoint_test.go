@@ -84,10 +84,10 @@ func (l *life) begin() []core.Event {
 }
 
 func (l *life) register(e string) core.Event {
-	cap := int64(40_000)
+	tokens := int64(40_000)
 	return core.EnginePut{Revision: l.next(), Stored: l.stored(), Engine: subjects.Engine{
 		Engine: e, Epoch: fmt.Sprint(e, l.epoch[e]), State: subjects.EngineReady, Slots: 2 + l.IntN(2), Model: "m", Ranks: 1,
-		Events: l.of("exact", "exact", "approximate", "none"), CapacityTokens: &cap,
+		Events: l.of("exact", "exact", "approximate", "none"), CapacityTokens: &tokens,
 	}}
 }
 
