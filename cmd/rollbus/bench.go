@@ -16,4 +16,6 @@ type Bench struct {
 	Burst   BenchBurst   `cmd:"" help:"Equal requests at once, four dispatchers with views that lag."`
 	Faults  BenchFaults  `cmd:"" help:"Late and lost reports, disconnects, restarts."`
 	Weights BenchWeights `cmd:"" help:"Weight updates that empty every cache."`
+
+	Explore BenchExplore `cmd:"" help:"The protocol of owners and seeds, in every order."`
 }
