@@ -39,6 +39,15 @@ func TestFrozenGaugesDoNotCountAndTheLoadSaysWhy(t *testing.T) {
 	}
 }
 
+// refuses binds what must come back at once, at no cost.
+func (r *rig) refuses(id, reason string) {
+	r.t.Helper()
+	r.bind(request(id, 5))
+	if got := r.returned(id); got.ReturnReason != reason || got.Burnt != 0 {
+		r.t.Errorf("returned %q with %d burnt, want %q for free", got.ReturnReason, got.Burnt, reason)
+	}
+}
+
 // An engine whose scheduler hangs is healthy by its own word: what tells is that
 // there is work and nothing moves.
 func TestAWedgedEngineIsNotReadyAndItsRunsAreTakenFromIt(t *testing.T) {
@@ -60,10 +69,7 @@ func TestAWedgedEngineIsNotReadyAndItsRunsAreTakenFromIt(t *testing.T) {
 	if !strings.HasPrefix(e.Cause, "wedged") {
 		t.Errorf("its cause is %q", e.Cause)
 	}
-	r.bind(request("0002", 5))
-	if got := r.returned("0002"); got.ReturnReason != returnWedged || got.Burnt != 0 {
-		t.Errorf("returned %q with %d burnt", got.ReturnReason, got.Burnt)
-	}
+	r.refuses("0002", returnWedged)
 	if got := r.returned("0001"); got.ReturnReason != returnNoProgress || got.Burnt != 1 {
 		t.Errorf("returned %q with %d burnt", got.ReturnReason, got.Burnt)
 	}
@@ -96,10 +102,7 @@ func TestAnEnginePausedBehindTheAgentsBackTakesNothingNewAndGoesOnWhenResumed(t 
 	if !strings.Contains(e.Cause, "paused") {
 		t.Errorf("its cause is %q", e.Cause)
 	}
-	r.bind(request("0002", 5))
-	if got := r.returned("0002"); got.ReturnReason != returnPaused || got.Burnt != 0 {
-		t.Errorf("returned %q with %d burnt", got.ReturnReason, got.Burnt)
-	}
+	r.refuses("0002", returnPaused)
 	pass(t, time.Second) // more than a run may be silent
 	if err := behind.Resume(r.ctx()); err != nil {
 		t.Fatal(err)

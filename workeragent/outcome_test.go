@@ -219,10 +219,7 @@ func TestAnEngineThatRefusesIsLeftAloneForAWhile(t *testing.T) {
 		e, _ := r.engine("e1")
 		return e.State == subjects.EnginePaused
 	})
-	r.bind(request("0002", 5))
-	if got := r.returned("0002"); got.ReturnReason != returnEngineBusy || got.Burnt != 0 {
-		t.Errorf("returned %q with %d burnt", got.ReturnReason, got.Burnt)
-	}
+	r.refuses("0002", returnEngineBusy)
 	u := a.units[0]
 	u.mu.Lock()
 	u.resting = time.Now()
@@ -283,10 +280,7 @@ func TestAnEngineThatIsAwayIsRegisteredAsDownAndComesBack(t *testing.T) {
 	}
 	p.setDown(503)
 	state(subjects.EngineDown)
-	r.bind(request("0001", 5))
-	if got := r.returned("0001"); got.ReturnReason != returnEngineDown || got.Burnt != 0 {
-		t.Errorf("returned %q with %d burnt", got.ReturnReason, got.Burnt)
-	}
+	r.refuses("0001", returnEngineDown)
 	p.setDown(0)
 	state(subjects.EngineReady)
 }
