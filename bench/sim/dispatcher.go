@@ -115,7 +115,13 @@ func laneOf(ev core.Event) lane {
 }
 
 // follow delivers a change after a delay, never before an earlier one of its stream.
-func (d *Dispatcher) follow(ev core.Event) { d.deliver(ev, stream{lane: laneOf(ev)}, 0) }
+func (d *Dispatcher) follow(ev core.Event) {
+	l, extra := laneOf(ev), time.Duration(0)
+	if most := d.w.opts.OwnerDelay; l == laneOwners && most > 0 {
+		extra = time.Duration(d.w.rng.Int64N(int64(most)))
+	}
+	d.deliver(ev, stream{lane: l}, extra)
+}
 
 // hear delivers a report that nobody keeps: lost when the dispatcher cannot hear.
 func (d *Dispatcher) hear(ev core.Event, l lane, engine string, extra time.Duration) {

@@ -161,6 +161,41 @@ func TestASeedThatFailsIsGivenBackAndAddsNobody(t *testing.T) {
 	}
 }
 
+// Who starts later finds the end of a seed in its marker, and proves it; when
+// the marker has expired it is given back, for nobody knows how it ended.
+func TestASeedWhoseEndNobodySawIsEndedByWhoComesNext(t *testing.T) {
+	for _, c := range []struct {
+		away          time.Duration
+		proved, given int
+	}{{20 * time.Second, 1, 0}, {2 * time.Minute, 0, 1}} {
+		p := newHotPool(t, sim.Options{Seed: 4}, 1, nil)
+		d := p.AddDispatcher("d0")
+		p.node("e0", 4)
+		p.node("e1", 4)
+		p.Run(time.Second, nil)
+		p.submit(0)
+		p.Run(5*time.Second, p.AllAnswered)
+		p.Run(time.Second, nil)
+		p.OnTransition = func(x core.Transition) {
+			if p.moves = append(p.moves, x); x.What == "seeded" {
+				d.Kill()
+			}
+		}
+		for i := range 8 {
+			p.submit(1 + i)
+		}
+		p.Run(c.away, nil)
+		if p.Bus.Seeded != 1 {
+			t.Fatalf("%d seeds", p.Bus.Seeded)
+		}
+		p.AddDispatcher("d1")
+		p.end(time.Minute)
+		if n := p.count("proved"); n != c.proved || p.Bus.Ended["given_back"] != c.given {
+			t.Errorf("after %v: %d proved, ends %v, transitions %+v", c.away, n, p.Bus.Ended, p.moves)
+		}
+	}
+}
+
 func TestAnOwnerIsStruckOff(t *testing.T) {
 	for name, strike := range map[string]func(n *sim.Node){
 		"by a cleared cache":        func(n *sim.Node) { n.Engine().Flush() },
@@ -206,7 +241,11 @@ func troubledOwners(t testing.TB, seed uint64, plant sim.Plant, watch func(core.
 	if plant != "" { // what is late, and whose turn it is, overlap
 		slow, lag, timings.RequeueStagger = 0.1, 300*time.Millisecond, 200*time.Millisecond
 	}
-	p := newHotPool(t, sim.Options{Seed: seed, Plant: plant, WatchDelay: lag, SlowWrites: slow, Timings: timings,
+	late := time.Duration(0)
+	if seed%3 == 0 {
+		late = 4 * time.Second // longer than some cooldowns
+	}
+	p := newHotPool(t, sim.Options{Seed: seed, Plant: plant, WatchDelay: lag, SlowWrites: slow, Timings: timings, OwnerDelay: late,
 		Telemetry: sim.Telemetry{LoadLoss: 0.05, CacheLoss: 0.02, CacheDelay: 50 * time.Millisecond}},
 		1+pick(3), map[string]float64{"owner_ceiling": float64(1 + pick(3)), "seed_cooldown": float64(1 + pick(4))})
 	p.output = func(i int) int { return 20 + (i*37)%60 }

@@ -18,6 +18,7 @@ type Options struct {
 	Latency    time.Duration // of one write, one way; 200 us
 	WatchDelay time.Duration // the most a follower lags, one change to the next in order; 1 ms
 	SlowWrites float64       // share of a dispatcher's writes that take up to 5 s
+	OwnerDelay time.Duration // the most that the owner map lags beside that: it is a stream of its own
 	Telemetry  Telemetry
 	Explain    bool  // decisions carry their candidates
 	Audit      bool  // decisions are held against the truth; see audit.go

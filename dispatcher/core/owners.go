@@ -213,23 +213,30 @@ type claim struct {
 }
 
 // prove judges a retirement: only an answer of that very run, a sample, with
-// usage, by the engine in the life and with the weights it was bound to. Never
-// the dispatch, never the first byte.
+// usage. Never the dispatch, never the first byte.
 func (c *Core) prove(x claim, g ReservationGone) (*subjects.Owner, string) {
 	o := &subjects.Owner{Engine: x.engine, Epoch: x.epoch, WeightVersion: x.version, Anchor: x.anchor,
 		Proof: subjects.Proof{Rollout: x.rollout, Bind: x.bind, CachedTokens: g.CachedTokens, At: g.Stored}}
-	e := c.engines[x.engine]
 	switch {
 	case g.Outcome != subjects.OutcomeAnswered || !g.Status.Sample() || g.Bind != x.bind || g.Epoch != x.epoch:
 		return nil, "failed"
 	case g.CompletionTokens == nil || g.PromptTokens <= 0:
 		return nil, "no_usage"
-	case !c.claims(o):
-		return nil, "other_life"
-	case !c.provable(e):
-		return nil, "unprovable"
 	}
 	return o, ""
+}
+
+// doubt says why a proof does not count here and now, "" when it does: its
+// engine lives another life, or nobody could follow its cache. It is asked when
+// the engines are known.
+func (c *Core) doubt(o *subjects.Owner) string {
+	switch {
+	case !c.claims(o):
+		return "other_life"
+	case !c.provable(c.engines[o.Engine]):
+		return "unprovable"
+	}
+	return ""
 }
 
 // ordinary is the end of a reservation that is no seed's: it may make a cold
@@ -252,7 +259,10 @@ func (c *Core) ordinary(h *held, g ReservationGone) {
 		return
 	}
 	o, why := c.prove(claim{h.Engine, h.Epoch, h.WeightVersion, h.Anchor, h.Key(), h.Bind}, g)
-	if o == nil {
+	if o != nil {
+		why = c.doubt(o)
+	}
+	if why != "" {
 		c.count("owner_proofs", why)
 		return
 	}
@@ -297,7 +307,7 @@ const expiryGrace = 2 * time.Second
 
 // work does the next thing that a key needs, when it is this dispatcher's turn.
 func (c *Core) work(k *ownerKey) {
-	if k.acting != actNone || c.now < k.next || c.stopped || c.swapping || !c.ready[ViewReservations] || !c.ready[ViewEngines] || !c.freshView(ViewReservations) {
+	if k.acting != actNone || c.now < k.next || c.stopped || c.swapping || !c.knows() || !c.freshView(ViewReservations) {
 		return
 	}
 	c.retire(k)
@@ -325,6 +335,12 @@ func (c *Core) work(k *ownerKey) {
 	default:
 		c.endSeed(k)
 	}
+}
+
+// knows tells whether the views that owners and seeds are judged by are whole:
+// what runs, by whom, and whether this pool has owners at all.
+func (c *Core) knows() bool {
+	return c.ready[ViewReservations] && c.ready[ViewEngines] && c.ready[ViewPools]
 }
 
 // owed is what the map's entry should be, and whether that is to be written:

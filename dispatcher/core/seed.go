@@ -256,8 +256,10 @@ func (c *Core) giveBackFirst(h *held) bool {
 func (c *Core) endSeed(k *ownerKey) {
 	s := k.seed
 	end := WriteSeed{Seed: s.Seed, Revision: s.Revision}
-	if s.proof != nil && !c.claims(s.proof) {
-		s.proof, s.why = nil, "other_life"
+	if s.proof != nil {
+		if s.why = c.doubt(s.proof); s.why != "" {
+			s.proof = nil
+		}
 	}
 	if s.proof != nil && c.mayWrite() {
 		if k.index(s.proof.Engine, s.proof.Epoch) < 0 || k.isStruck(s.proof) {
