@@ -12,6 +12,7 @@ type shownRates struct{ decode, prefill float64 }
 // do: only a sample of a busy one counts, and only when every rank tells.
 func (s *shownRates) learn(l *subjects.Load) {
 	var running, waiting, most int
+	full := false // the fullest rank's KV is half used or more
 	var decode, prefill float64
 	decodes, prefills := true, true
 	for i := range l.Ranks {
@@ -23,6 +24,8 @@ func (s *shownRates) learn(l *subjects.Load) {
 		if r.MaxRunning != nil {
 			most += *r.MaxRunning
 		}
+		full = full || r.KVUsage != nil && 2**r.KVUsage >= 1 ||
+			r.KVUsedTokens != nil && r.KVCapacityTokens != nil && 2**r.KVUsedTokens >= *r.KVCapacityTokens
 		if decodes = decodes && r.DecodeTokS != nil && *r.DecodeTokS > 0; decodes {
 			decode += *r.DecodeTokS
 		}
@@ -30,7 +33,13 @@ func (s *shownRates) learn(l *subjects.Load) {
 			prefill += *r.PrefillTokS
 		}
 	}
-	if waiting == 0 && (most == 0 || 2*running < most) {
+	// As the dispatchers judge it (policy.Fuser): what waits for the step in
+	// flight beside a small batch does not make an engine busy.
+	busy := waiting > 0
+	if most > 0 {
+		busy = 2*running >= most || waiting > 0 && full
+	}
+	if !busy {
 		return
 	}
 	if decodes && decode > 0 {
