@@ -8,6 +8,7 @@ import (
 	"github.com/rollbus/rollbus/bench/baseline"
 	"github.com/rollbus/rollbus/bench/picture"
 	"github.com/rollbus/rollbus/dispatcher/policy"
+	"github.com/rollbus/rollbus/subjects"
 )
 
 // served is a workload that can be offered at any rate.
@@ -69,7 +70,7 @@ func sweep(ctx context.Context, cfg Config, s served) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows, err := p.measure(append(ours(), cs...), n, at(compared))
+	rows, err := p.measure(slices.Concat(ours(), []Contender{patient()}, cs), n, at(compared))
 	if err != nil {
 		return nil, err
 	}
@@ -119,6 +120,14 @@ func sweep(ctx context.Context, cfg Config, s served) (*Report, error) {
 	r.hitPicture(us, load, r.row("consistent_hash"), quick)
 	r.latencyPicture(s.units, us, load, r.row("consistent_hash"), quick)
 	return r, nil
+}
+
+// patient is the recommended policy with a knob turned: it escapes to the least
+// loaded engine later. Shown beside, for workloads of long prompts.
+func patient() Contender {
+	return Contender{Name: policy.ProjectedTime + "*", Kind: "tuned", Setting: "escape_floor=3", Run: func(c *Case) (*Outcome, error) {
+		return c.Bus(subjects.Settings{Policy: policy.ProjectedTime, Mode: subjects.ModeEnforce, Knobs: map[string]float64{"escape_floor": 3}})
+	}}
 }
 
 // loadPoint is one load of a sweep.
