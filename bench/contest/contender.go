@@ -138,6 +138,7 @@ type Row struct {
 	Setting string          `json:"setting"`
 	Figures map[string]Stat `json:"figures"`
 
+	arms    []*CanaryArm         // of a canary, by seed
 	values  map[string][]float64 // by seed
 	example *Outcome             // of the first seed
 }
@@ -148,6 +149,9 @@ func (r *Row) add(o *Outcome) {
 	}
 	if r.values == nil {
 		r.values = map[string][]float64{}
+	}
+	if o.canary != nil {
+		r.arms = append(r.arms, o.canary)
 	}
 	for k, v := range o.figures() {
 		r.values[k] = append(r.values[k], v)

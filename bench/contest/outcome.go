@@ -30,6 +30,7 @@ type Outcome struct {
 	Fleet    *Series
 	Predict  Prediction
 
+	canary    *CanaryArm // of a canary
 	start     time.Duration
 	owner     int // the engine that answered what came before Case.From
 	open      int

@@ -17,5 +17,6 @@ type Bench struct {
 	Faults  BenchFaults  `cmd:"" help:"Late and lost reports, disconnects, restarts."`
 	Weights BenchWeights `cmd:"" help:"Weight updates that empty every cache."`
 
+	Canary  BenchCanary  `cmd:"" help:"One beginning whose owner is almost full: hold, seed, project."`
 	Explore BenchExplore `cmd:"" help:"The protocol of owners and seeds, in every order."`
 }
