@@ -42,6 +42,7 @@ type Dispatcher struct {
 	acquires   *acquires
 	rebuilds   *restarts
 	ready      *readiness
+	unread     *unread
 	metrics    *metrics
 	looks      chan struct{} // asks for a look at the queues at once
 
@@ -101,6 +102,7 @@ func newDispatcher(cfg Config, nc *nats.Conn, step Stepper) (*Dispatcher, error)
 		in: make(chan arrival, cfg.Limits.Events), seen: map[core.ViewKind]bool{},
 	}
 	d.ready = newReadiness(cfg.Timings.ReadyAge)
+	d.unread = newUnread(cfg.Timings.Core.Lost)
 	d.hand = newHand(nc, cfg.Limits.HandBytes, d.metrics)
 	d.queues = newQueues(d)
 	d.peers = newPeers(cfg.Name, cfg.Timings.Core.Suspect)
@@ -113,6 +115,9 @@ func newDispatcher(cfg Config, nc *nats.Conn, step Stepper) (*Dispatcher, error)
 
 // Name is the dispatcher's name in the pool.
 func (d *Dispatcher) Name() string { return d.cfg.Name }
+
+// Registry holds the dispatcher's metrics, those of a Recorder that has some too.
+func (d *Dispatcher) Registry() *prometheus.Registry { return d.metrics.registry }
 
 // Handler serves /metrics, /healthz and /readyz.
 func (d *Dispatcher) Handler() http.Handler { return d.handler() }

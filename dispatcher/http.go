@@ -8,7 +8,8 @@ import (
 )
 
 // handler answers GET /metrics, /healthz (200 while the process answers and has
-// not stopped), /readyz (200, or 503 with what is missing) and the balancer
+// not stopped), /readyz (200, or 503 with what is missing; in both cases with the
+// engines that are registered and not counted) and the balancer
 // interface (balancer.go).
 func (d *Dispatcher) handler() http.Handler {
 	mux := http.NewServeMux()
@@ -21,12 +22,15 @@ func (d *Dispatcher) handler() http.Handler {
 			reply(w, http.StatusOK, map[string]any{"status": "ok", "dispatcher": d.cfg.Name, "pool": d.cfg.Pool})
 		}
 	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, q *http.Request) {
+		code, page := http.StatusOK, map[string]any{"status": "ready", "dispatcher": d.cfg.Name, "pool": d.cfg.Pool}
 		if missing := d.Ready(); len(missing) > 0 {
-			reply(w, http.StatusServiceUnavailable, map[string]any{"status": "not ready", "missing": missing})
-			return
+			code, page = http.StatusServiceUnavailable, map[string]any{"status": "not ready", "missing": missing}
 		}
-		reply(w, http.StatusOK, map[string]any{"status": "ready", "dispatcher": d.cfg.Name, "pool": d.cfg.Pool})
+		if out := d.NotCounted(q.Context()); len(out) > 0 {
+			page["not_counted"] = out
+		}
+		reply(w, code, page)
 	})
 	d.balancer(mux)
 	return mux

@@ -17,7 +17,7 @@ type metrics struct {
 	step, eventWait, dispatch                              prometheus.Histogram
 	queued, inHand, inHandBytes, waiting, stray, jobs      prometheus.Gauge
 	walking                                                prometheus.Gauge
-	disconnects, walked                                    prometheus.Counter
+	disconnects, walked, strays                            prometheus.Counter
 	acks, pullErrors, consumers, malformed, dropped, looks *prometheus.CounterVec
 	writes, repeats, restarts, renewals, snapshots         *prometheus.CounterVec
 	walks, walkAnswers, decisions                          *prometheus.CounterVec
@@ -58,11 +58,12 @@ func newMetrics() *metrics {
 	m.inHand = gauge("in_hand_messages", "Messages fetched and neither acked nor given back.")
 	m.inHandBytes = gauge("in_hand_bytes", "Bytes of the messages in hand.")
 	m.waiting = gauge("queued_messages", "Messages in ROLLOUTS and RETRY at the last look, those in hand included.")
-	m.stray = gauge("stray_messages", "Messages in ROLLOUTS and RETRY whose subject names no job and lane: nobody fetches them.")
+	m.stray = gauge("stray_messages", "Messages in ROLLOUTS and RETRY whose subject names no job and lane, at the last look: they are rejected soon.")
 	m.jobs = gauge("queues", "Queues that hold messages: lanes of jobs and their retries.")
 	m.walking = gauge("expiry_walker", "1 while this dispatcher walks the queues for deadlines and cancels.")
 	m.disconnects = counter("disconnects_total", "Times that the connection to NATS was lost.")
 	m.walked = counter("walked_messages_total", "Queued messages read by the expiry walker.")
+	m.strays = counter("strays_total", "Submits whose subject names no job, kept in DEAD and rejected by this dispatcher.")
 	m.acks = vec("acks_total", "Answers to consumers, by kind: ack, nak, and those that could not be sent.", "kind")
 	m.pullErrors = vec("pull_errors_total", "Pulls that ended with an error, by kind.", "kind")
 	m.consumers = vec("consumers_total", "What was done about consumers: ensured, refused, differs, stepdown, remade.", "what")
@@ -77,9 +78,29 @@ func newMetrics() *metrics {
 	m.walks = vec("walks_total", "Steps of the expiry walker, by result.", "result")
 	m.walkAnswers = vec("walk_answers_total", "Queued requests answered by the expiry walker, by status.", "status")
 	m.decisions = vec("decisions_total", "Decisions, by policy mode and reason.", "mode", "reason")
+	m.zeroes()
 	m.core = &coreCounts{registry: m.registry, by: map[string]*coreCount{}}
+	for _, why := range [...]string{"returned", "epoch", "lost"} {
+		m.core.zero("requeues", why)
+	}
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
+}
+
+// zeroes shows at 0 what alerts are made of: a rate over a series that appears
+// with its first event does not see that event.
+func (m *metrics) zeroes() {
+	for _, w := range [...]string{"bind", "requeue", "delete_key", "result", "bury"} {
+		for _, a := range [...]core.Answer{core.OK, core.Full, core.Unavailable} {
+			m.writes.WithLabelValues(w, string(a))
+		}
+	}
+	for _, kind := range [...]string{"submit", "load", "cache", "snapshot", "delivery", "view_" + string(core.ViewEngines), "view_" + string(core.ViewReservations)} {
+		m.malformed.WithLabelValues(kind)
+	}
+	for _, what := range [...]string{"telemetry", "decision"} {
+		m.dropped.WithLabelValues(what)
+	}
 }
 
 func (m *metrics) decided(e core.Decision) {
@@ -109,8 +130,17 @@ const (
 	maxLabelBytes = 48
 )
 
+// zero shows a count before there is one.
+func (c *coreCounts) zero(name, label string) { c.count(core.Count{Name: name, Label: label}) }
+
 func (c *coreCounts) add(e core.Count) {
-	if e.N <= 0 || !metricName(e.Name) {
+	if e.N > 0 {
+		c.count(e)
+	}
+}
+
+func (c *coreCounts) count(e core.Count) {
+	if !metricName(e.Name) {
 		return
 	}
 	c.mu.Lock()

@@ -120,10 +120,12 @@ func (d *Dispatcher) look(ctx context.Context) error {
 
 	var jobs core.Jobs
 	var stray, waiting uint64
+	var strays []string
 	for s, n := range rollouts.State.Subjects {
 		job, lane, ok := d.pool.ParseSubmitSubject(s)
 		if !ok || !goodToken(job) {
 			stray += n
+			strays = append(strays, s)
 			continue
 		}
 		waiting += n
@@ -149,6 +151,7 @@ func (d *Dispatcher) look(ctx context.Context) error {
 		return cmp.Or(cmp.Compare(a.Job, b.Job), retry, cmp.Compare(a.Lane, b.Lane))
 	})
 	d.metrics.waiting.Set(float64(waiting))
+	d.walker.strayed(strays)
 	d.metrics.stray.Set(float64(stray))
 	d.metrics.jobs.Set(float64(len(jobs.Queues)))
 	d.send(ctx, jobs)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -128,11 +129,17 @@ func (d *Dispatcher) followers() map[core.ViewKind]func(context.Context) error {
 			Swap: func(vs []kvstate.Value[subjects.Engine], _ []kvstate.Value[struct{}]) {
 				d.send(ctx, core.ViewSwap{Kind: core.ViewEngines, Engines: each(vs, enginePut)})
 			},
-			Put: func(v kvstate.Value[subjects.Engine]) { d.send(ctx, enginePut(v)) },
+			Put: func(v kvstate.Value[subjects.Engine]) {
+				d.unread.gone(v.Key)
+				d.send(ctx, enginePut(v))
+			},
 			Gone: func(v kvstate.Value[struct{}]) {
 				d.send(ctx, core.EngineGone{Engine: v.Key, Revision: v.Revision})
 			},
-			Alive: d.contact(ctx, core.ViewEngines), Bad: d.unreadable(core.ViewEngines),
+			Alive: d.contact(ctx, core.ViewEngines), Bad: func(u kvstate.Undecodable) {
+				d.unread.put(strings.TrimPrefix(u.Subject, subjects.BucketSubject(d.pool.Bucket(subjects.Engines), "")), u)
+				d.unreadable(core.ViewEngines)(u)
+			},
 		})
 	})
 	add(core.ViewDispatchers, func(ctx context.Context) error {

@@ -47,6 +47,7 @@ type walker struct {
 	streams [queueKinds]walkStream
 	cancels map[string]int64    // server time by key
 	dirty   map[string]struct{} // jobs with a cancel that was not looked for yet
+	strays  []string            // subjects of the last look that are no queues
 
 	// Owned by run.
 	active   bool
@@ -169,7 +170,7 @@ func (w *walker) step(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return w.endStrays(ctx)
 }
 
 func (w *walker) names(kind int) (stream, filter string) {

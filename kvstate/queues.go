@@ -87,6 +87,20 @@ func (s *Store) Bury(ctx context.Context, d Dead) error {
 	return nil
 }
 
+// strayJob is where DEAD keeps what was submitted to no job.
+const strayJob = "_stray"
+
+// BuryStray keeps in DEAD what was submitted to a subject that names no job; seq
+// is its place in ROLLOUTS, under which it stands there once.
+func (s *Store) BuryStray(ctx context.Context, seq uint64, d Dead) error {
+	h := d.header()
+	h.Set(subjects.HdrMsgID, msgID(strayJob, strconv.FormatUint(seq, 10), 0))
+	if _, err := s.publish(ctx, s.pool.DeadSubject(strayJob), h, d.Body); err != nil && !errors.Is(err, ErrDuplicate) {
+		return fmt.Errorf("bury the stray at %d: %w", seq, err)
+	}
+	return nil
+}
+
 func (d Dead) header() nats.Header {
 	h := nats.Header{}
 	for k, v := range d.Header {

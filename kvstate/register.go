@@ -42,6 +42,10 @@ func (s *Store) Commit(ctx context.Context, res *subjects.Result, a subjects.Ans
 		return 0, fmt.Errorf("commit %s: %w: the result says %s.%s %q, its headers %q: make them agree",
 			a.Key(), ErrRefused, res.Job, res.ID, res.Status, a.Status)
 	}
+	return s.commit(ctx, res, a)
+}
+
+func (s *Store) commit(ctx context.Context, res *subjects.Result, a subjects.Answer) (seq uint64, err error) {
 	body, err := json.Marshal(res)
 	if err != nil {
 		return 0, fmt.Errorf("commit %s: %w: %w", a.Key(), ErrRefused, err)
@@ -53,6 +57,15 @@ func (s *Store) Commit(ctx context.Context, res *subjects.Result, a subjects.Ans
 		return 0, fmt.Errorf("commit %s: %w", a.Key(), superseded(err))
 	}
 	return seq, nil
+}
+
+// CommitStray is Commit for a rollout whose job is no name of ours: its
+// submitter does not know that, and reads its answers under that name.
+func (s *Store) CommitStray(ctx context.Context, res *subjects.Result, reader string) (seq uint64, err error) {
+	if err := refuse(subjects.CheckToken("id", res.ID), subjects.CheckToken("reader", reader)); err != nil {
+		return 0, fmt.Errorf("commit: %w", err)
+	}
+	return s.commit(ctx, res, subjects.Answer{Job: res.Job, ID: res.ID, Reader: reader, Status: res.Status})
 }
 
 // Result reads the register from its leader: an answer, or with an empty Status

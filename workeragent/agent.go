@@ -77,6 +77,9 @@ func New(cfg Config, nc *nats.Conn) (*Agent, error) {
 	a.settings.Store(&def)
 	for i := range cfg.Engines {
 		a.units = append(a.units, newUnit(a, cfg.Engines[i]))
+		for _, why := range returnReasons {
+			a.metrics.returns.WithLabelValues(cfg.Engines[i].Name, why)
+		}
 	}
 	return a, nil
 }

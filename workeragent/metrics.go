@@ -1,6 +1,10 @@
 package workeragent
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rollbus/rollbus/subjects"
+)
 
 // metrics of one agent. Labels are engines of this agent and words of closed lists.
 type metrics struct {
@@ -48,7 +52,7 @@ func newMetrics(a *Agent) *metrics {
 		cacheAlarms:  counter("cache_alarms_total", "What smelled about an engine's cache events, by kind.", "kind"),
 
 		runs:            desc("runs", "Reservations that are run or settled now.", "engine"),
-		state:           desc("engine_state", "1 for the state that the registration says.", "engine", "state"),
+		state:           desc("engine_state", "1 for the state that the registration says, 0 for the others.", "engine", "state"),
 		slots:           desc("slots", "Requests that the engine runs at once.", "engine"),
 		reportedWaiting: desc("engine_waiting", "Waiting requests that the engine reported last.", "engine"),
 		spoolBytes:      desc("spool_bytes", "Finished answers that are not stored yet, bytes."),
@@ -91,7 +95,9 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(m.runs, float64(runs), u.name)
 		gauge(m.slots, float64(slots), u.name)
 		gauge(m.reportedWaiting, float64(queued), u.name)
-		gauge(m.state, 1, u.name, state)
+		for _, s := range [...]subjects.EngineState{subjects.EngineReady, subjects.EngineStarting, subjects.EnginePaused, subjects.EngineDraining, subjects.EngineStale, subjects.EngineDown} {
+			gauge(m.state, map[bool]float64{true: 1}[string(s) == state], u.name, string(s))
+		}
 	}
 	count, bytes := m.a.spool.figures()
 	gauge(m.spoolCount, float64(count))

@@ -167,6 +167,12 @@ func (u *unit) leftover(res kvstate.Reservation) {
 	}
 }
 
+// returnReasons are those that can be; metrics show each at 0.
+var returnReasons = [...]string{
+	returnOverCapacity, returnDraining, returnEngineDown, returnEngineBusy, returnWedged, returnPaused, returnSpoolFull, returnEpoch,
+	returnRestarted, returnNoProgress, returnTimeout, returnFailed, returnDataError, returnNotAccepted, returnAborted,
+}
+
 // giveBack returns a key, again until it is answered. The key is in u.handing.
 func (u *unit) giveBack(res kvstate.Reservation, reason string, burn int) {
 	defer u.doneHanding(res)
