@@ -17,7 +17,7 @@ IMAGE_TOOL    ?= $(shell for t in docker podman buildah; do if $$t info >/dev/nu
 CERTIFICATES  ?= /etc/ssl/certs/ca-certificates.crt
 
 # Where data races would hurt, and tests are quick enough to look for them.
-RACE_PACKAGES := ./kvstate/... ./dispatcher/... ./workeragent/... ./client/... ./bench/checker/...
+RACE_PACKAGES := ./kvstate/... ./dispatcher/... ./workeragent/... ./client/... ./bench/checker/... ./bench/recorded/...
 
 .PHONY: help
 help: ## List the targets

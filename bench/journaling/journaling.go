@@ -4,7 +4,7 @@
 //   - replay: a run of the real core in virtual time (bench/recorded) with load
 //     reports and cache events of every engine is replayed, and the same steps are
 //     taken by a core alone, in turns; CPU of the whole process, so that garbage
-//     collection counts;
+//     collection counts, and the best turn of each arm;
 //   - recording: the same pool on a real NATS server with and without journals,
 //     in turns (bench/bus);
 //   - bytes: what a rollout, and what load reports, add to a journal.
@@ -14,6 +14,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"runtime"
 	"time"
 
@@ -105,27 +107,29 @@ func (r *Result) replay(ctx context.Context, cfg Config) error {
 	cfg.Progress("recording in virtual time")
 	run, err := recorded.Make(recorded.Options{
 		Seed: 1, Settings: policy.Recommended(), Engines: cfg.Engines, Slots: 16, Rollouts: cfg.Rollouts, Prompt: 1024, Output: 64, Cache: true, KVTokens: 400_000,
-		Limit: 10 * time.Hour, Journal: journal.Options{CheckpointAge: 30 * time.Second},
+		Limit: 10 * time.Hour, Journal: journal.Options{CheckpointAge: 10 * time.Second},
 	})
 	if err != nil {
 		return err
 	}
 	d := run.Dispatchers[0]
+	run = nil // a large heap would be searched for garbage in every turn
 	journals, problems := journal.Split(journal.Slice(d.Frames))
 	if len(journals) != 1 || len(problems) > 0 {
 		return fmt.Errorf("the recorded run cannot be read: %w", errors.Join(problems...))
 	}
-	var replayed, live time.Duration
+	replayed, live := time.Duration(math.MaxInt64), time.Duration(math.MaxInt64)
 	var c *core.Core
 	for i := range cfg.Rounds {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		cfg.Progress(fmt.Sprintf("replay %d of %d", i+1, cfg.Rounds))
+		c = nil
 		var rep *journal.Report
-		replayed += cpu(func() {
+		replayed = min(replayed, cpu(func() {
 			rep, err = journal.Replay(journals[0], journal.ReplayOptions{})
-		})
+		}))
 		if err != nil {
 			return err
 		}
@@ -134,24 +138,53 @@ func (r *Result) replay(ctx context.Context, cfg Config) error {
 		}
 		r.Differences += rep.Differences
 		r.Events, r.Decisions = rep.Events, rep.Decisions
-		live += cpu(func() {
+		steps, err := read(journals[0])
+		if err != nil {
+			return err
+		}
+		live = min(live, cpu(func() {
 			c = core.New(core.Config{Dispatcher: d.Name, Timings: core.DefaultTimings()})
-			for j := range d.Events {
-				c.Step(d.Events[j].Ev, d.Events[j].Now)
+			for _, s := range steps {
+				c.Step(s.ev, s.now)
 			}
-		})
+		}))
 	}
-	n := float64(cfg.Rounds)
-	r.PerCPU, r.EventsCPU = n*float64(r.Decisions)/replayed.Seconds(), n*float64(r.Events)/replayed.Seconds()
+	r.PerCPU, r.EventsCPU = float64(r.Decisions)/replayed.Seconds(), float64(r.Events)/replayed.Seconds()
 	r.ToLive = float64(replayed) / float64(live)
 	return r.checkpoint(d, c)
 }
 
+type step struct {
+	ev  core.Event
+	now time.Duration
+}
+
+// read is what a core alone steps.
+func read(j *journal.Journal) (out []step, err error) {
+	r, err := journal.NewReader(j)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	for {
+		s, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return out, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, step{s.Event, s.Now})
+	}
+}
+
 // checkpoint measures one of the core as it stands in the end.
 func (r *Result) checkpoint(d *recorded.Dispatcher, c *core.Core) error {
+	sizes := map[uint64]int{}
 	for _, f := range d.Frames {
 		if h, _, err := journal.ReadFrame(f); err == nil && h.Checkpoint {
-			r.CheckpointBytes = max(r.CheckpointBytes, len(f))
+			sizes[h.Batch] += len(f)
+			r.CheckpointBytes = max(r.CheckpointBytes, sizes[h.Batch])
 		}
 	}
 	w, err := journal.NewWriter(journal.Options{Core: core.Config{Dispatcher: d.Name},
@@ -160,14 +193,14 @@ func (r *Result) checkpoint(d *recorded.Dispatcher, c *core.Core) error {
 		return err
 	}
 	const times = 5
+	p := c.Checkpoint()
 	r.CheckpointMS = cpu(func() {
 		for range times {
-			w.Checkpoint(d.Events[len(d.Events)-1].Now, c)
+			w.Checkpoint(p.Now, c)
 		}
 	}).Seconds() * 1000 / times
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	p := c.Checkpoint()
 	r.RestoreMS = cpu(func() {
 		_, err = core.Restore(core.Config{Dispatcher: d.Name, Timings: core.DefaultTimings()}, p)
 	}).Seconds() * 1000

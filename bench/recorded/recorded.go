@@ -67,17 +67,10 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Event is a step as it was.
-type Event struct {
-	Now time.Duration
-	Ev  core.Event
-}
-
 // Dispatcher is what one of them recorded.
 type Dispatcher struct {
 	Name   string
 	Frames [][]byte
-	Events []Event // the same steps, as they came
 }
 
 // Bytes of the frames.
@@ -173,7 +166,6 @@ func (r *Run) dispatcher(name string, jo journal.Options) (*journal.Writer, erro
 	}
 	d := r.World.AddDispatcher(name)
 	log := func(ev core.Event, now time.Duration, out []core.Effect) {
-		rec.Events = append(rec.Events, Event{now, ev})
 		w.Record(now, ev, out)
 		if w.Due(now) {
 			w.Checkpoint(now, d.Core)

@@ -102,8 +102,12 @@ func (d *decoder) value(p *readPlan, v reflect.Value) {
 	if d.depth++; d.depth > maxDepth {
 		d.fail("values are nested too deep")
 	}
-	defer func() { d.depth-- }()
-	keep := p.typ != nil
+	d.read(p, v, p.typ != nil)
+	d.depth--
+}
+
+// read is value, and keeps what it reads or not.
+func (d *decoder) read(p *readPlan, v reflect.Value, keep bool) {
 	switch p.kind {
 	case 'b':
 		if b := d.byte() == 1; keep {
