@@ -131,16 +131,21 @@ func bounded(own, reference, bound float64) float64 {
 // rates are the candidate's, tokens/s: what it showed when it was busy, else its
 // profile, else the mean of the candidates that have one of those, else the
 // pool's defaults. An engine that was never busy is as good as its peers: by a
-// default of its own it would look better or worse than they for nothing.
+// default of its own it would look better or worse than they for nothing. And
+// what is within peerBand of that mean is the mean: equal engines are measured
+// that far apart, and what looks faster would get more.
 func (r *round) rates(c *Candidate) (decode, prefill float64) {
 	decode, prefill = r.known(c)
-	if !(decode > 0) {
-		decode = r.peers.decode
+	return among(decode, r.peers.decode), among(prefill, r.peers.prefill)
+}
+
+const peerBand = 0.25
+
+func among(own, peers float64) float64 {
+	if !(own > 0) || own > float64((1-peerBand)*peers) && own < float64((1+peerBand)*peers) {
+		return peers
 	}
-	if !(prefill > 0) {
-		prefill = r.peers.prefill
-	}
-	return decode, prefill
+	return own
 }
 
 // known rates of a candidate; 0 = none.

@@ -155,6 +155,20 @@ func TestAnEngineThatWasNeverBusyIsAsGoodAsItsPeers(t *testing.T) {
 	}
 }
 
+func TestRatesThatDifferByLittleAreTakenForEqual(t *testing.T) {
+	cs := reports(engines(4))
+	for i, rate := range []float64{800, 1000, 1100, 1100} { // the mean is 1,000
+		cs[i].Observed.DecodeTokS, cs[i].Observed.PrefillTokS = rate, 4000
+	}
+	cs[0].Observed.PrefillTokS = 1000 // of 3,250 on average
+	_, rec := decide(enforcing(t, policy.ProjectedTime, nil), input(cs, request()))
+	for _, c := range rec.Candidates {
+		if want := map[bool]float64{true: 1000, false: 3250}[c.Index == 0]; c.DecodeTokS != 1000 || c.PrefillTokS != want {
+			t.Errorf("engine %d counts with %v and %v tokens/s, want 1000 and %v", c.Index, c.DecodeTokS, c.PrefillTokS, want)
+		}
+	}
+}
+
 func TestTheBarrierIsSteepNearFullAndFiniteAtFull(t *testing.T) {
 	barrier := func(used int64) float64 {
 		cs := reports(engines(1))
