@@ -32,7 +32,8 @@ type Config struct {
 	CPU func() (time.Duration, error)
 	// Duration of the whole. Default 50 s; two thirds of it are busy.
 	Duration time.Duration
-	// Slice is the length of one turn. Default 1 s.
+	// Slice is the length of one turn: short ones meet the same noise on both
+	// sides. Default 400 ms, two polls.
 	Slice time.Duration
 	// Streams at once while busy. Default 32.
 	Streams int
@@ -45,7 +46,7 @@ func (c Config) withDefaults() Config {
 		c.Duration = 50 * time.Second
 	}
 	if c.Slice <= 0 {
-		c.Slice = time.Second
+		c.Slice = 400 * time.Millisecond
 	}
 	if c.Streams <= 0 {
 		c.Streams = 32
@@ -91,6 +92,7 @@ type Result struct {
 type bench struct {
 	cfg    Config
 	tokens atomic.Int64
+	on     atomic.Bool // polling
 	failed atomic.Pointer[error]
 
 	mu    sync.Mutex
@@ -121,7 +123,8 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 	}
 	begun := time.Now()
 	var r Result
-	cpu, err := b.pairs(ctx, idle, b.cfg.Slice, func(n int) { b.cfg.Progress(n, idle+busy) }, func(d time.Duration) (float64, error) {
+	defer b.poll(ctx)()
+	cpu, err := b.pairs(idle, b.cfg.Slice, func(n int) { b.cfg.Progress(n, idle+busy) }, func(d time.Duration) (float64, error) {
 		return b.cpuOf(ctx, d)
 	})
 	if err != nil {
@@ -131,7 +134,7 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 	b.idle = len(b.took)
 	b.mu.Unlock()
 	stop := b.load(ctx)
-	tok, err := b.pairs(ctx, busy, b.cfg.Slice, func(n int) { b.cfg.Progress(idle+n, idle+busy) }, func(d time.Duration) (float64, error) {
+	tok, err := b.pairs(busy, b.cfg.Slice, func(n int) { b.cfg.Progress(idle+n, idle+busy) }, func(d time.Duration) (float64, error) {
 		return b.tokensOf(ctx, d)
 	})
 	stop()
@@ -156,8 +159,10 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 	loss := func(x float64) float64 { return 100 * (1 - math.Exp(-x)) }
 	mean, low, high := interval(logs)
 	r.LossPercent, r.LossLow, r.LossHigh = loss(mean), loss(low), loss(high)
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	r.Polls = len(b.took)
-	busyTook := b.took[b.idle:]
+	busyTook := slices.Clone(b.took[b.idle:])
 	slices.Sort(busyTook)
 	if n := len(busyTook); n > 0 {
 		r.PollMS = float64(busyTook[n/2]) / float64(time.Millisecond)
@@ -184,16 +189,12 @@ func (r *Result) judge() {
 type pair struct{ on, off float64 }
 
 // pairs takes turns.
-func (b *bench) pairs(ctx context.Context, n int, slice time.Duration, done func(int), measure func(time.Duration) (float64, error)) ([]pair, error) {
+func (b *bench) pairs(n int, slice time.Duration, done func(int), measure func(time.Duration) (float64, error)) ([]pair, error) {
 	out := make([]pair, n)
 	for i := range out {
 		for _, on := range [...]bool{i%2 == 0, i%2 != 0} {
-			stop := func() {}
-			if on {
-				stop = b.poll(ctx)
-			}
+			b.on.Store(on)
 			v, err := measure(slice)
-			stop()
 			if err == nil {
 				err = b.trouble()
 			}
@@ -211,11 +212,15 @@ func (b *bench) pairs(ctx context.Context, n int, slice time.Duration, done func
 	return out, nil
 }
 
-// poll asks for the load as an agent does, until stopped.
+// poll asks for the load as an agent does, in the turns with polling, until
+// stopped. Its beat goes on over all turns, so that a short one has its share.
 func (b *bench) poll(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	p := telemetry.NewPoller(telemetry.Poller{Interval: time.Second / Rate, Poll: func(ctx context.Context) error {
+	p := telemetry.NewPoller(telemetry.Poller{Interval: time.Second / Rate, Slow: time.Second / Rate, Poll: func(ctx context.Context) error {
+		if !b.on.Load() {
+			return nil
+		}
 		begun := time.Now()
 		_, err := b.cfg.Engine.Load(ctx)
 		b.mu.Lock()

@@ -97,7 +97,7 @@ func (silent) Capabilities(context.Context) (engine.Capabilities, error) {
 func (silent) Load(context.Context) (*subjects.Load, error) { return nil, nil }
 
 func TestWhatCannotBeMeasuredIsAnError(t *testing.T) {
-	cfg := Config{Engine: silent{}, CPU: ProcessCPU(os.Getpid()), Duration: time.Second}
+	cfg := Config{Engine: silent{}, CPU: ProcessCPU(os.Getpid()), Duration: time.Second, Slice: time.Second}
 	if _, err := Run(t.Context(), cfg); !errors.Is(err, ErrTooShort) {
 		t.Errorf("a second: %v", err)
 	}

@@ -23,7 +23,7 @@ import (
 // BenchPoll measures what polling costs an engine.
 type BenchPoll struct {
 	Duration   time.Duration `default:"50s" help:"How long to measure; 10s to 10m." placeholder:"DURATION"`
-	Slice      time.Duration `default:"1s" help:"Length of a turn with or without polling; 100ms to 10s." placeholder:"DURATION"`
+	Slice      time.Duration `default:"400ms" help:"Length of a turn with or without polling; 100ms to 10s." placeholder:"DURATION"`
 	Streams    int           `default:"32" help:"Streams at once that keep the engine busy." placeholder:"N"`
 	TimeScale  float64       `default:"1000" help:"How much faster than its model the engine runs; large enough that its CPU is the limit." placeholder:"X"`
 	NoProgress bool          `help:"No progress, only the end."`
