@@ -97,34 +97,43 @@ func unhex(c byte) int {
 }
 
 // headerWriter sets headers, leaving out what is zero.
-type headerWriter nats.Header
+type headerWriter struct {
+	nats.Header
+	values []string // of all headers, one behind the other
+}
 
 // headers has room for n, those that whoever writes adds counted in.
-func headers(n int) headerWriter { return make(headerWriter, n) }
+func headers(n int) *headerWriter {
+	return &headerWriter{make(nats.Header, n), make([]string, 0, n)}
+}
 
-func (w headerWriter) set(name, v string) { w[name] = []string{v} }
+func (w *headerWriter) set(name, v string) {
+	w.values = append(w.values, v)
+	n := len(w.values)
+	w.Header[name] = w.values[n-1 : n : n]
+}
 
-func (w headerWriter) text(name, v string) {
+func (w *headerWriter) text(name, v string) {
 	if v != "" {
 		w.set(name, EscapeHeader(v))
 	}
 }
 
-func (w headerWriter) num(name string, v int64) { w.set(name, strconv.FormatInt(v, 10)) }
+func (w *headerWriter) num(name string, v int64) { w.set(name, strconv.FormatInt(v, 10)) }
 
-func (w headerWriter) nonzero(name string, v int64) {
+func (w *headerWriter) nonzero(name string, v int64) {
 	if v != 0 {
 		w.num(name, v)
 	}
 }
 
-func (w headerWriter) ptr(name string, v *int) {
+func (w *headerWriter) ptr(name string, v *int) {
 	if v != nil {
 		w.num(name, int64(*v))
 	}
 }
 
-func (w headerWriter) tried(v []string) {
+func (w *headerWriter) tried(v []string) {
 	if len(v) > MaxTried {
 		v = v[len(v)-MaxTried:]
 	}
@@ -133,7 +142,7 @@ func (w headerWriter) tried(v []string) {
 	}
 }
 
-func (w headerWriter) blocks(v []uint64) {
+func (w *headerWriter) blocks(v []uint64) {
 	if len(v) == 0 {
 		return
 	}

@@ -43,7 +43,7 @@ func (h *Held) Header() nats.Header {
 	}
 	w.hash(HdrAnchor, h.Anchor)
 	w.ptr64(HdrWeightVersion, h.WeightVersion)
-	return nats.Header(w)
+	return w.Header
 }
 
 // HeldFromHeader reads a reservation's facts; engine, job and id are those of
@@ -107,7 +107,7 @@ func (m *Released) Header() nats.Header {
 	w.ptr(HdrCachedTokens, m.CachedTokens)
 	w.text(HdrGroup, m.Group)
 	w.text(HdrStatus, string(m.Status))
-	return nats.Header(w)
+	return w.Header
 }
 
 // ReleasedFromHeader reads a delete marker. Everything may be missing: a plain
@@ -159,7 +159,7 @@ func (a *Answer) Header() nats.Header {
 	w.ptr(HdrCachedTokens, a.CachedTokens)
 	w.text(HdrGroup, a.Group)
 	w.nonzero(HdrLeft, max(0, a.LeftMS))
-	return nats.Header(w)
+	return w.Header
 }
 
 // AnswerFromHeader reads a register entry; job, reader and id are those of its
@@ -218,7 +218,7 @@ func (f *Facts) Header() nats.Header {
 	w.tried(f.Tried)
 	w.nonzero(HdrLeft, max(0, f.LeftMS))
 	w.nonzero(HdrAccepted, f.Accepted)
-	return nats.Header(w)
+	return w.Header
 }
 
 // FactsFromHeader reads the facts of a queued message. Job and id are those of

@@ -308,11 +308,11 @@ func jsonFields(t reflect.Type) map[string]int {
 }
 
 // decodeStruct fills the known fields and gives back the unknown ones. null is
-// the same as absent.
+// the same as absent. Problems come in the order of the fields' names.
 func decodeStruct(raw map[string]json.RawMessage, into reflect.Value, at string) (extra map[string]json.RawMessage, errs []error) {
 	fields := jsonFields(into.Type())
-	for _, name := range slices.Sorted(maps.Keys(raw)) {
-		b := raw[name]
+	var broken []string
+	for name, b := range raw {
 		i, known := fields[name]
 		if !known {
 			if extra == nil {
@@ -321,10 +321,13 @@ func decodeStruct(raw map[string]json.RawMessage, into reflect.Value, at string)
 			extra[name] = bytes.Clone(b)
 			continue
 		}
-		if string(b) == "null" {
-			continue
+		if string(b) != "null" && len(decodeField(b, into.Field(i), join(at, name))) > 0 {
+			broken = append(broken, name)
 		}
-		errs = append(errs, decodeField(b, into.Field(i), join(at, name))...)
+	}
+	slices.Sort(broken)
+	for _, name := range broken {
+		errs = append(errs, decodeField(raw[name], into.Field(fields[name]), join(at, name))...)
 	}
 	return extra, errs
 }

@@ -69,7 +69,7 @@ func (s *Seed) Rollout() string { return RolloutKey(s.Job, s.ID) }
 
 // Header is the seed as stored, but for the guard and the TTL.
 func (s *Seed) Header() nats.Header {
-	w := headerWriter{}
+	w := headers(8)
 	w.set(HdrState, string(s.State))
 	w.text(HdrEngine, s.Engine)
 	w.text(HdrRollout, RolloutKey(s.Job, s.ID))
@@ -78,7 +78,7 @@ func (s *Seed) Header() nats.Header {
 	w.ptr64(HdrWeightVersion, s.WeightVersion)
 	w.hash(HdrAnchor, s.Anchor)
 	w.text(HdrDispatcher, s.Dispatcher)
-	return nats.Header(w)
+	return w.Header
 }
 
 // SeedFromHeader reads what stands at a seed's key.
@@ -147,7 +147,7 @@ func (p Pool) ParseSeedSubject(subject string) (key string, ok bool) {
 	return key, ok && CheckOwnerKey(key) == nil
 }
 
-func (w headerWriter) ptr64(name string, v *int64) {
+func (w *headerWriter) ptr64(name string, v *int64) {
 	if v != nil {
 		w.num(name, *v)
 	}
@@ -161,7 +161,7 @@ func (r *headerReader) ptr64(name string) *int64 {
 	return &n
 }
 
-func (w headerWriter) hash(name string, v uint64) {
+func (w *headerWriter) hash(name string, v uint64) {
 	if v != 0 {
 		w.set(name, fmt.Sprintf("%016x", v))
 	}

@@ -70,10 +70,12 @@ func (u *unit) attempt(r *run) verdict {
 	if v != nil {
 		return *v
 	}
-	ctx, stop := context.WithTimeoutCause(r.ctx, r.left(), errExpired)
+	left, why := r.left(), errExpired
+	if most := u.attemptTimeout(r); most < left {
+		left, why = most, errAttemptTimeout
+	}
+	ctx, stop := context.WithTimeoutCause(r.ctx, left, why)
 	defer stop()
-	ctx, stopAttempt := context.WithTimeoutCause(ctx, u.attemptTimeout(r), errAttemptTimeout)
-	defer stopAttempt()
 
 	if cause := context.Cause(ctx); cause != nil {
 		return u.judge(r, req, engine.Outcome{Kind: engine.Aborted}, cause)
