@@ -2,6 +2,7 @@ package affinity
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,20 +15,20 @@ import (
 )
 
 // news is what the pool publishes while the run goes on: decisions of its
-// rollouts, and which engines have told their load.
+// rollouts, and which engines have told that they are idle.
 type news struct {
 	subs []*nats.Subscription
 
-	mu    sync.Mutex
-	seen  map[string][]*Decision
-	loads map[string]int // reports by engine
+	mu   sync.Mutex
+	seen map[string][]*Decision
+	idle map[string]bool // by their last report
 }
 
 // maxDecisions bounds those kept of one rollout.
 const maxDecisions = 64
 
 func listen(nc *nats.Conn, pool subjects.Pool, prefix string) (*news, error) {
-	n := &news{seen: map[string][]*Decision{}, loads: map[string]int{}}
+	n := &news{seen: map[string][]*Decision{}, idle: map[string]bool{}}
 	on := func(what, subject string, f func(*nats.Msg)) error {
 		sub, err := nc.Subscribe(subject, f)
 		if err != nil {
@@ -50,9 +51,15 @@ func listen(nc *nats.Conn, pool subjects.Pool, prefix string) (*news, error) {
 	if err == nil {
 		at := strings.TrimSuffix(pool.Load("x"), "x")
 		err = on("loads", pool.Load("*"), func(m *nats.Msg) {
+			var l subjects.Load
+			if json.Unmarshal(m.Data, &l) != nil {
+				return
+			}
 			n.mu.Lock()
 			defer n.mu.Unlock()
-			n.loads[strings.TrimPrefix(m.Subject, at)]++
+			n.idle[strings.TrimPrefix(m.Subject, at)] = !slices.ContainsFunc(l.Ranks, func(r subjects.RankLoad) bool {
+				return r.Running == nil || r.Waiting == nil || *r.Running+*r.Waiting > 0
+			})
 		})
 	}
 	if err != nil {
@@ -70,7 +77,7 @@ func (n *news) close() {
 
 const (
 	decisionWithin = 5 * time.Second
-	loadsWithin    = 3 * time.Second
+	idleWithin     = 3 * time.Second
 	newsEvery      = 10 * time.Millisecond
 )
 
@@ -102,20 +109,20 @@ func (n *news) take(rollout, engine string) *Decision {
 	return nil
 }
 
-// allTold waits until every engine has told its load anew: then dispatchers have
-// a fresh picture too. One that stays silent is not waited for longer than
-// loadsWithin; what comes of it shows in the decisions.
-func (n *news) allTold(ctx context.Context, engines []Engine) error {
-	late, cancel := context.WithTimeout(ctx, loadsWithin)
+// allIdle waits until every engine has told anew that it is idle: then dispatchers
+// have that picture too. One that is silent or busy with something else is not
+// waited for longer than idleWithin; what comes of it shows in the decisions.
+func (n *news) allIdle(ctx context.Context, engines []Engine) error {
+	late, cancel := context.WithTimeout(ctx, idleWithin)
 	defer cancel()
 	n.mu.Lock()
-	clear(n.loads)
+	clear(n.idle)
 	n.mu.Unlock()
 	for {
 		n.mu.Lock()
-		told := !slices.ContainsFunc(engines, func(e Engine) bool { return n.loads[e.Name] == 0 })
+		idle := !slices.ContainsFunc(engines, func(e Engine) bool { return !n.idle[e.Name] })
 		n.mu.Unlock()
-		if told || pause(late, newsEvery) != nil {
+		if idle || pause(late, newsEvery) != nil {
 			return context.Cause(ctx)
 		}
 	}

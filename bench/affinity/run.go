@@ -31,7 +31,7 @@ type Config struct {
 	Job          string
 	Requests     int           // of each kind, in each arm; at least three for each engine
 	PromptTokens int           // of a prompt; of a conversation's first
-	Settle       time.Duration // after each answer and the loads told after it, for news of the cache to travel
+	Settle       time.Duration // after each answer, when the engines have told that they are idle, for news of the cache to travel
 	Seed         uint64        // of the prompts: another one each run, or caches answer from the run before
 	// Progress is called as requests are answered, from one goroutine.
 	Progress func(arm, kind string, done, of int)
@@ -320,10 +320,10 @@ func (v *run) phase(ctx context.Context, arm *Arm, kind string) (Phase, error) {
 	return p, nil
 }
 
-// settle lets the news of an answer travel: every engine tells its load again,
-// and the cache's changes have the pause.
+// settle lets the news of an answer travel: every engine tells that it is idle
+// again, and the cache's changes have the pause.
 func (v *run) settle(ctx context.Context) error {
-	if err := v.news.allTold(ctx, v.report.Engines); err != nil {
+	if err := v.news.allIdle(ctx, v.report.Engines); err != nil {
 		return err
 	}
 	return pause(ctx, v.cfg.Settle)

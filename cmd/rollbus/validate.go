@@ -31,7 +31,7 @@ type Validate struct {
 	Policy       string        `default:"projected_time" help:"Policy of the arm with affinity." placeholder:"NAME"`
 	Requests     int           `default:"12" help:"Requests of each kind in each arm." placeholder:"N"`
 	PromptTokens int           `default:"1152" help:"Tokens of a prompt." placeholder:"N"`
-	Settle       time.Duration `default:"100ms" help:"Pause after each answer, beside waiting for every engine's load, for news of the caches to travel." placeholder:"DURATION"`
+	Settle       time.Duration `default:"100ms" help:"Pause after each answer, when every engine has told that it is idle, for news of the caches to travel." placeholder:"DURATION"`
 	Report       string        `type:"path" help:"Write the whole report here, as JSON." placeholder:"FILE"`
 	NoProgress   bool          `help:"No progress, only the end."`
 }
