@@ -320,6 +320,16 @@ func TestFiguresAddUpWhatWasObserved(t *testing.T) {
 	}
 }
 
+func TestAnAnswerReadBeforeItWasSeenCountsAsItsReleaseTells(t *testing.T) {
+	s := newScript().submit("a").bind("e1", "a", 1).release("e1", "a", 1, func(r *Reservation) {
+		r.Released.Outcome, r.Released.Status = subjects.OutcomeAnswered, subjects.Truncated
+	})
+	s.mark("a", 1)
+	if f := Figure(s.h); f.Completed != 1 || f.Lost != 0 || f.Statuses[subjects.Truncated] != 1 {
+		t.Errorf("figures: %+v", f)
+	}
+}
+
 func TestQuantilesAreNearestRank(t *testing.T) {
 	var v []time.Duration
 	for n := range 200 {

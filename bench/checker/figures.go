@@ -64,6 +64,7 @@ func Figure(h History) Figures {
 		}
 		return engines[name]
 	}
+	told := c.told()
 	var waits []time.Duration
 	var begin, end int64
 	for _, key := range slices.Sorted(maps.Keys(c.stories)) {
@@ -72,7 +73,7 @@ func Figure(h History) Figures {
 		if stored != 0 && (begin == 0 || stored < begin) {
 			begin = stored
 		}
-		f.count(s, h.Ended)
+		f.count(s, h.Ended, told[key])
 		for _, b := range s.binds {
 			sum(b.Held.Engine).Binds++
 		}
@@ -109,7 +110,19 @@ type engineSum struct {
 	held []time.Duration
 }
 
-func (f *Figures) count(s *story, ended bool) {
+// told is what the releases of answered runs say, for answers that were read and
+// marked before anybody else saw them.
+func (c *check) told() map[string]subjects.Status {
+	m := map[string]subjects.Status{}
+	for i := range c.h.Reservations {
+		if r := c.h.Reservations[i].Released; r != nil && r.Outcome == subjects.OutcomeAnswered {
+			m[subjects.RolloutKey(r.Job, r.ID)] = r.Status
+		}
+	}
+	return m
+}
+
+func (f *Figures) count(s *story, ended bool, told subjects.Status) {
 	first := s.first()
 	switch {
 	case s.accepted != nil:
@@ -126,11 +139,15 @@ func (f *Figures) count(s *story, ended bool) {
 	}
 	f.Binds += len(s.binds)
 	f.Requeued += max(0, len(s.binds)-1)
-	if first == nil {
+	status := told
+	switch {
+	case first != nil:
+		status = first.Status
+	case !s.receivedOnly() || told == "":
 		return
 	}
-	f.Statuses[first.Status]++
-	if first.Status.Sample() {
+	f.Statuses[status]++
+	if status.Sample() {
 		f.Completed++
 	} else {
 		f.Failed++
