@@ -123,7 +123,7 @@ var knobs = [...]Knob{
 		Doc: "engines within this share of the least time are as good as it: noise in measured rates must not choose",
 		set: func(s *Settings, v float64) { s.TieRatio = v }},
 	{Name: "wait_max", Policy: ProjectedTime, Unit: "s", Default: 0, Min: 0, Max: 60,
-		Doc: "longest a request may wait for a full engine that holds its prefix; 0 = never",
+		Doc: "longest a request may be held for a full engine that holds its prefix, counted from its acceptance; 0 = never",
 		set: func(s *Settings, v float64) { s.WaitMax = seconds(v) }},
 
 	{Name: "watermark", Policy: OwnerPressure, Unit: "pressure", Default: 0.90, Min: 0.10, Max: 1,
