@@ -136,6 +136,9 @@ func (c *Case) Bus(s subjects.Settings) (*Outcome, error) {
 	r.World.Run(c.limit(), r.World.AllAnswered)
 	r.World.Run(time.Second, nil) // what is on its way arrives
 	r.out.Problems = r.World.Problems()
+	for _, n := range r.World.Ran {
+		r.out.again += max(0, n-1)
+	}
 	return r.out, nil
 }
 

@@ -79,7 +79,7 @@ func Faults(ctx context.Context, cfg Config) (*Report, error) {
 		}
 		rows = append(rows, got...)
 	}
-	r := newReport("faults", cfg, rows, "trajectory_p90_s", "hit_rate", "cache_overclaimed", "tokens_again", "unanswered", "problems", "share_max")
+	r := newReport("faults", cfg, rows, "trajectory_p90_s", "hit_rate", "cache_overclaimed", "ran_again", "unanswered", "problems", "share_max")
 	r.Workload = fmt.Sprintf("%d tasks of 8 trajectories of about 12 turns, %d engines of 32 slots, two dispatchers, policy %s; one fault after the other", tasks, engines, policy.ProjectedTime)
 	quiet := r.row("none")
 	broken, lost := 0.0, 0.0
@@ -89,7 +89,7 @@ func Faults(ctx context.Context, cfg Config) (*Report, error) {
 		lost += sum(row.values["unanswered"])
 		byFault[row.Name] = map[string]any{
 			"trajectory_p90_ratio": round(r.paired(row, quiet, "trajectory_p90_s").Mean), "hit_rate": round(row.Figures["hit_rate"].Mean),
-			"cache_overclaimed": round(row.Figures["cache_overclaimed"].Mean), "tokens_again": round(row.Figures["tokens_again"].Mean),
+			"cache_overclaimed": round(row.Figures["cache_overclaimed"].Mean), "ran_again": round(row.Figures["ran_again"].Mean),
 			"broken_invariants": sum(row.values["problems"]), "not_completed": sum(row.values["unanswered"]),
 		}
 	}

@@ -35,6 +35,7 @@ type Outcome struct {
 	owner     int // the engine that answered what came before Case.From
 	open      int
 	predicted map[string]int
+	again     int     // runs beyond the first, of all rollouts
 	idle      float64 // engines x ticks without a running request while one waits somewhere
 	slotIdle  float64 // slots x ticks free while a request waits that could have had them
 	engineAll float64
@@ -208,6 +209,7 @@ func (o *Outcome) figures() map[string]float64 {
 		"preemptions":         float64(o.preempted),
 		"unanswered":          n - float64(completed),
 		"cache_overclaimed":   ratio(float64(o.Predict.Missed), float64(o.Predict.Claimed)),
+		"ran_again":           float64(o.again),
 		"problems":            float64(len(o.Problems)),
 		"requests_on_one_max": float64(slices.Max(o.held)),
 		"owner_waiting_max":   float64(o.most[o.owner]),

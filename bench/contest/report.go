@@ -171,7 +171,7 @@ var figureNames = map[string]string{
 	"makespan_s": "makespan (s)", "hit_rate": "prompt tokens cached", "latency_p50_s": "latency p50 (s)",
 	"latency_p90_s": "latency p90 (s)", "latency_p99_s": "latency p99 (s)", "first_token_p90_s": "first token p90 (s)",
 	"first_token_p50_s": "first token p50 (s)", "trajectory_p50_s": "trajectory p50 (s)", "trajectory_p90_s": "trajectory p90 (s)",
-	"served_p90_s": "trajectory without its tools p90 (s)", "tokens_again": "tokens generated again", "unanswered": "not completed",
+	"served_p90_s": "trajectory without its tools p90 (s)", "ran_again": "rollouts run again", "idle_while_backlog": "engines idle, of the time when work waits", "unanswered": "not completed",
 	"trajectory_mean_s": "trajectory mean (s)", "output_tok_s": "output (tokens/s)", "engines_used": "engines used", "share_max": "largest share / fair share",
 	"idle_share": "engines idle while work waits", "slots_idle": "slots idle that waiting work could have",
 	"waiting_max": "most waiting in one engine", "preemptions": "preemptions", "cache_overclaimed": "cache claimed and not found",

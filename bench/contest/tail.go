@@ -45,7 +45,7 @@ func Tail(ctx context.Context, cfg Config) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := newReport("tail", cfg, append(rows, more...), "makespan_s", "idle_while_backlog", "idle_share", "slots_idle", "latency_p90_s", "hit_rate", "preemptions")
+	r := newReport("tail", cfg, append(rows, more...), "makespan_s", "idle_while_backlog", "slots_idle", "latency_p90_s", "hit_rate", "preemptions")
 	r.Workload = fmt.Sprintf("one step of %d groups of 8 to 16 samples, outputs p50 620, p99 15,700 tokens, all at once; %d engines of %d slots, every other one three times as fast", groups, 2*pairs, slots)
 
 	us, static := r.row(policy.ProjectedTime), r.row("static_split")
@@ -65,14 +65,14 @@ func Tail(ctx context.Context, cfg Config) (*Report, error) {
 	toBound := paired(us.values["makespan_s"], both)
 	toTold := r.paired(us, more[0], "makespan_s")
 	toStatic := r.paired(us, static, "makespan_s")
-	idle := us.Figures["idle_share"]
+	idle := us.Figures["idle_while_backlog"]
 	r.extra(map[string]any{
 		"policy": us.Name, "makespan_s": round(us.Figures["makespan_s"].Mean), "lower_bound_s": round(mean(lower)), "longest_alone_s": round(mean(alone)),
 		"makespan_to_bound": round(toBound.Mean), "makespan_to_told": round(toTold.Mean), "idle_share": round(idle.Mean), "makespan_to_static_split": round(toStatic.Mean),
 	})
 	r.atMost("makespan / (lower bound + the longest rollout alone)", toBound, 1, "the longest rollout began late, or ran in a full batch, where a token takes longer than alone")
 	r.atMost("makespan / the same policy told all lengths", toTold, 1.1, "without their lengths the longest rollouts cannot be begun first")
-	r.atMost("engines idle while work waits", idle, 0.03, "work stood in the queue or behind other work while an engine had none")
+	r.atMost("engines idle, of the time when work waits", idle, 0.03, "work stood in the queue or behind other work while an engine had none")
 	r.Conclusion = fmt.Sprintf("%s ended the step in %.0f s, %.2f of the lower bound and the longest rollout alone (%.0f + %.0f s), %.2f of itself told all lengths and %.2f of a static split. %s",
 		us.Name, us.Figures["makespan_s"].Mean, toBound.Mean, mean(lower), mean(alone), toTold.Mean, toStatic.Mean, r.verdict())
 	r.Notes = append(r.Notes, "The lower bound divides the engine time that the step takes at full batches, prompts computed once a group, by the speed of all engines; the longest rollout alone is that on the slower kind of engine.",
