@@ -102,6 +102,8 @@ func checkText(b []byte) error {
 		return fmt.Errorf("%w: the body is empty: give a JSON object", ErrInvalid)
 	case !utf8.Valid(b):
 		return fmt.Errorf("%w: the body is not valid UTF-8", ErrInvalid)
+	case bytes.HasPrefix(b, []byte("\xef\xbb\xbf")):
+		return fmt.Errorf("%w: the body begins with a byte order mark: write UTF-8 without one", ErrInvalid)
 	}
 	return nil
 }
@@ -184,45 +186,78 @@ func (t Return) MarshalJSON() ([]byte, error) {
 
 // object splits an object into its members. What it returns is part of b.
 func object(b []byte, at string) (map[string]json.RawMessage, error) {
-	if raw, ok := members(b); ok {
-		return raw, nil
+	raw, again, ok := members(b)
+	if !ok {
+		if err := json.Unmarshal(b, &raw); err != nil {
+			return nil, &FieldError{atOr(at, "request"), "is no JSON object: " + plain(err)}
+		}
+		again = repeated(b)
 	}
-	var raw map[string]json.RawMessage
-	if err := json.Unmarshal(b, &raw); err != nil {
-		return nil, &FieldError{atOr(at, "request"), "is no JSON object: " + plain(err)}
-	}
-	if raw == nil {
+	switch {
+	case raw == nil:
 		return nil, &FieldError{atOr(at, "request"), "is null: give a JSON object"}
+	case again != "":
+		// Readers differ in which one counts.
+		return nil, &FieldError{atOr(at, "request"), "has the member " + quote(again) + " twice: give it once"}
 	}
 	return raw, nil
 }
 
+// repeated is a member's name that an object has twice, "" = none.
+func repeated(b []byte) string {
+	seen := map[string]bool{}
+	dec := json.NewDecoder(bytes.NewReader(b))
+	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
+		return ""
+	}
+	for dec.More() {
+		t, err := dec.Token()
+		name, ok := t.(string)
+		if err != nil || !ok {
+			return ""
+		}
+		if seen[name] {
+			return name
+		}
+		seen[name] = true
+		var skip json.RawMessage
+		if dec.Decode(&skip) != nil {
+			return ""
+		}
+	}
+	return ""
+}
+
 // members is object without its errors, and without names that need decoding:
-// it looks at every byte once where encoding/json does so thrice.
-func members(b []byte) (map[string]json.RawMessage, bool) {
+// it looks at every byte once where encoding/json does so thrice. Of a member
+// that is there again the last one stands, and again names it.
+func members(b []byte) (raw map[string]json.RawMessage, again string, ok bool) {
 	if !json.Valid(b) {
-		return nil, false
+		return nil, "", false
 	}
 	i := blank(b, 0)
 	if b[i] != '{' {
-		return nil, false
+		return nil, "", false
 	}
-	raw := make(map[string]json.RawMessage, 8)
+	raw = make(map[string]json.RawMessage, 8)
 	for {
 		// b is valid JSON: what must follow does.
 		if i = blank(b, i+1); b[i] == '}' {
-			return raw, true
+			return raw, again, true
 		}
 		end := stringEnd(b, i)
 		name := b[i+1 : end-1]
 		if bytes.IndexByte(name, '\\') >= 0 || !utf8.Valid(name) {
-			return nil, false
+			return nil, "", false
 		}
 		i = blank(b, blank(b, end)+1) // the colon is between
 		end = valueEnd(b, i)
+		if _, there := raw[string(name)]; there {
+			again = string(name)
+		}
 		raw[string(name)] = b[i:end:end]
 		if i = blank(b, end); b[i] == '}' {
-			return raw, true
+			return raw, again, true
 		}
 	}
 }

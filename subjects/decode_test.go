@@ -211,3 +211,22 @@ func FuzzDecodeRequest(f *testing.F) {
 		}
 	})
 }
+
+// scenario F14
+func TestAMemberThatIsThereTwiceIsRefusedWhereverItStands(t *testing.T) {
+	for _, c := range []struct{ body, problem string }{
+		{`{"id":"0001","job":"j","prompt":"x","id":"0002","sampling_params":{"max_tokens":1}}`, `request: has the member "id" twice: give it once`},
+		{`{"id":"0001","job":"j","prompt":"x","\u0069d":"0002","sampling_params":{"max_tokens":1}}`, `request: has the member "id" twice: give it once`},
+		{`{"id":"0001","job":"j","prompt":"x","sampling_params":{"max_tokens":1,"max_tokens":2}}`, `sampling_params: has the member "max_tokens" twice: give it once`},
+		{`{"id":"0001","job":"j","prompt":"x","mine":1,"mine":2,"sampling_params":{"max_tokens":1}}`, `request: has the member "mine" twice: give it once`},
+		{"\xef\xbb\xbf" + good, `begins with a byte order mark: write UTF-8 without one`},
+	} {
+		if _, err := subjects.DecodeRequest([]byte(c.body)); !errors.Is(err, subjects.ErrInvalid) || !strings.Contains(err.Error(), c.problem) {
+			t.Errorf("%s: %v, want %s", c.body, err, c.problem)
+		}
+	}
+	// What is only passed on is its reader's to judge.
+	if _, err := subjects.DecodeRequest([]byte(`{"id":"0001","job":"j","prompt":"x","meta":{"a":1,"a":2},"sampling_params":{"max_tokens":1}}`)); err != nil {
+		t.Error(err)
+	}
+}
