@@ -29,6 +29,8 @@ var corpus = []struct {
 		Prompt: 1024, Cache: true, KVTokens: 20_000, Journal: journal.Options{CheckpointAge: 3 * time.Second}}},
 	{"waiting", recorded.Options{Seed: 4, Settings: with(enforce("projected_time"), "wait_max", 2), Rollouts: 90, Over: 4 * time.Second, Engines: 3, Slots: 4, Cache: true}},
 	{"weighted-shadow", recorded.Options{Seed: 5, Settings: subjects.Settings{Policy: "weighted_cache", Mode: subjects.ModeShadow}, Rollouts: 80, Over: 5 * time.Second, Cache: true, Cancels: true}},
+	{"owner-pressure", recorded.Options{Seed: 8, Settings: enforce("owner_pressure"), Dispatchers: 2, Rollouts: 160, Over: 6 * time.Second, Slots: 4, Prompt: 2048,
+		Output: 60, Cache: true, Faults: true, Journal: journal.Options{CheckpointAge: 20 * time.Second}}},
 	{"kv-tokens", recorded.Options{Seed: 6, Settings: enforce("kv_tokens"), Rollouts: 80, Over: 5 * time.Second, Cache: true, Faults: true}},
 	{"load-snapshot", recorded.Options{Seed: 7, Settings: enforce("load_snapshot"), Dispatchers: 2, Rollouts: 80, Over: 5 * time.Second, Cache: true}},
 }

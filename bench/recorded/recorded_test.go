@@ -16,8 +16,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // scenario I10
 func TestFourDispatchersWithFaultsAndWeightSyncsReplayWithoutADifference(t *testing.T) {
+	for _, policy := range []string{"projected_time", "owner_pressure"} {
+		t.Run(policy, func(t *testing.T) { four(t, policy) })
+	}
+}
+
+func four(t *testing.T, policy string) {
+	t.Helper()
 	r, err := recorded.Make(recorded.Options{
-		Seed: 7, Settings: subjects.Settings{Policy: "projected_time", Mode: subjects.ModeEnforce}, Dispatchers: 4, Engines: 6, Rollouts: 400,
+		Seed: 7, Settings: subjects.Settings{Policy: policy, Mode: subjects.ModeEnforce}, Dispatchers: 4, Engines: 6, Rollouts: 400,
 		Over: 20 * time.Second, Cache: true, Faults: true, Syncs: true, Cancels: true, Journal: journal.Options{CheckpointAge: 4 * time.Second},
 	})
 	if err != nil {
