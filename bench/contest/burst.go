@@ -53,7 +53,7 @@ func Burst(ctx context.Context, cfg Config) (*Report, error) {
 			worst, who = m, row.Name
 		}
 		r.atMost("most over the fair share of "+fmt.Sprint(each/engines)+", any burst and seed: "+row.Name, Stat{Mean: m, N: cfg.seeds()}, 1,
-			"two dispatchers chose the same engine on views of the same age, and the guard let the second decide again")
+			"a load report in the midst of a burst shows a part of it as running, which the policy counts for less than what was just reserved")
 	}
 	base := r.best(KindBaseline, "over_fair_max", 1)
 	r.extra(map[string]any{"bursts": bursts, "requests": each, "engines": engines, "dispatchers": dispatchers, "fair_share": each / engines,
