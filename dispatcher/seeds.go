@@ -42,23 +42,12 @@ func (d *Dispatcher) seed(ctx context.Context, b core.SeedBind, m *held, chosen 
 	// A repetition of a batch that did happen meets its own guards, or its own
 	// message id without a sequence: the leader knows.
 	if w.doubt && w.answer == core.Conflict || w.answer == core.Duplicate {
-		r, a := d.key(ctx, b.Held.Engine, b.Held.Job, b.Held.ID)
-		switch {
-		case a != core.OK || r.Bind != b.Held.Bind:
-		case r.Dispatcher == b.Held.Dispatcher && r.State == b.Held.State:
-			w.answer, w.seq, out.Seed = core.OK, r.Revision, false
-		default:
-			w.answer, w.seq, out.Seed = core.Duplicate, r.Revision, false
-		}
+		out.Seed = !d.whose(ctx, b.Held, &w) && out.Seed
 	}
 	if errors.Is(w.err, kvstate.ErrRefused) {
 		d.log.Warn("a seed is refused for what it is", "rollout", b.Held.Key(), "engine", b.Held.Engine, "key", b.Seed.Key, "err", w.err)
 	}
-	out.Answer, out.Seq, out.Actual = w.answer, w.seq, w.actual
-	out.Stored = d.clock.now()
-	if out.Answer == core.OK {
-		d.dispatched(m, out.Stored)
-	}
+	d.bound(&out, w, m)
 	return out
 }
 

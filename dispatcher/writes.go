@@ -108,24 +108,36 @@ func (d *Dispatcher) bind(ctx context.Context, b core.Bind, m *held) core.BindAn
 		return d.bindKey(ctx, write)
 	})
 	if w.doubt && w.answer == core.Conflict {
-		r, a := d.key(ctx, b.Held.Engine, b.Held.Job, b.Held.ID)
-		switch {
-		case a != core.OK || r.Bind != b.Held.Bind:
-		case r.Dispatcher == b.Held.Dispatcher && r.State == b.Held.State:
-			w.answer, w.seq = core.OK, r.Revision
-		default:
-			w.answer, w.seq = core.Duplicate, r.Revision
-		}
+		d.whose(ctx, b.Held, &w)
 	}
 	if errors.Is(w.err, kvstate.ErrRefused) {
 		d.log.Warn("a bind is refused for what it is", "rollout", b.Held.Key(), "engine", b.Held.Engine, "err", w.err)
 	}
+	d.bound(&out, w, m)
+	return out
+}
+
+// whose asks the leader for the key of a bind that was refused as one that may
+// have happened; true says that the key is of that bind.
+func (d *Dispatcher) whose(ctx context.Context, h subjects.Held, w *wrote) bool {
+	r, a := d.key(ctx, h.Engine, h.Job, h.ID)
+	if a != core.OK || r.Bind != h.Bind {
+		return false
+	}
+	w.answer, w.seq = core.Duplicate, r.Revision
+	if r.Dispatcher == h.Dispatcher && r.State == h.State {
+		w.answer = core.OK
+	}
+	return true
+}
+
+// bound fills in how a bind ended.
+func (d *Dispatcher) bound(out *core.BindAnswer, w wrote, m *held) {
 	out.Answer, out.Seq, out.Actual = w.answer, w.seq, w.actual
 	out.Stored = d.clock.now()
 	if out.Answer == core.OK && m != nil {
 		d.dispatched(m, out.Stored)
 	}
-	return out
 }
 
 // askLeader reads a key and the register where reads are never stale.

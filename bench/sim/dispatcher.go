@@ -296,13 +296,16 @@ func (d *Dispatcher) repeat(e core.Bind) core.BindAnswer {
 	if a.Answer != core.Conflict {
 		return a
 	}
-	h := e.Held
-	if p := d.w.Bus.keys[keyOf(h.Engine, h.Job, h.ID)]; p != nil && p.Bind == h.Bind && p.Dispatcher == h.Dispatcher {
-		a.Answer, a.Seq, a.Actual = core.OK, p.Revision, 0
-		return a
-	}
-	if old, ok := d.w.Bus.ids[h.Key()+"#"+strconv.Itoa(h.Bind)]; ok {
-		a.Answer, a.Seq = core.Duplicate, old.seq
+	return d.w.Bus.whose(e.Held, a)
+}
+
+// whose finds out what became of a bind that was refused as one that may have
+// happened.
+func (b *Bus) whose(h subjects.Held, a core.BindAnswer) core.BindAnswer {
+	if p := b.keys[keyOf(h.Engine, h.Job, h.ID)]; p != nil && p.Bind == h.Bind && p.Dispatcher == h.Dispatcher {
+		a.Answer, a.Seq, a.Actual, a.Seed = core.OK, p.Revision, 0, false
+	} else if old, ok := b.ids[h.Key()+"#"+strconv.Itoa(h.Bind)]; ok {
+		a.Answer, a.Seq, a.Seed = core.Duplicate, old.seq, false
 	}
 	return a
 }

@@ -250,15 +250,7 @@ func (d *Dispatcher) repeatSeed(e core.SeedBind) core.BindAnswer {
 	if a.Answer != core.Conflict && a.Answer != core.Duplicate {
 		return a
 	}
-	h := e.Held
-	if p := d.w.Bus.keys[keyOf(h.Engine, h.Job, h.ID)]; p != nil && p.Bind == h.Bind && p.Dispatcher == h.Dispatcher {
-		a.Answer, a.Seq, a.Actual, a.Seed = core.OK, p.Revision, 0, false
-		return a
-	}
-	if old, ok := d.w.Bus.ids[h.Key()+"#"+strconv.Itoa(h.Bind)]; ok {
-		a.Answer, a.Seq, a.Seed = core.Duplicate, old.seq, false
-	}
-	return a
+	return d.w.Bus.whose(e.Held, a)
 }
 
 // before is what a dispatcher of before owners and seeds makes of an event; nil
