@@ -3,9 +3,11 @@ package client_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -309,5 +311,73 @@ func TestWithoutAConnectionNothingIsSentLater(t *testing.T) {
 	must(t, err)
 	if q := b.queued(); len(q) != 1 || q[0].ID != "0002" {
 		t.Errorf("%d stand in the queue", len(q))
+	}
+}
+
+// One cause, a full queue, has one outcome whenever it strikes: alone, among
+// many in flight, from several goroutines, after NATS has restarted, and in a
+// client that was opened when it was full already.
+//
+// scenario R18
+func TestAFullQueueIsTheSameErrorWheneverItStrikes(t *testing.T) {
+	b := newBus(t, subjects.Layout{RolloutsBytes: 64 << 10})
+	c := b.client()
+	big := func(id string) *subjects.Request {
+		r := request(id)
+		r.PromptTokenIDs, r.Prompt = nil, strings.Repeat("x", 4<<10)
+		return r
+	}
+	refused := func(when string, err error) {
+		t.Helper()
+		full, ok := errors.AsType[*client.BackpressureError](err)
+		if !ok || full.RetryAfter <= 0 || full.RetryAfter > 30*time.Second || full.Cause == "" {
+			t.Errorf("%s: %v, want back-pressure with a time", when, err)
+		}
+	}
+	many := func(c *client.Client, prefix string, n int) (stored int) {
+		t.Helper()
+		requests := func(yield func(*subjects.Request) bool) {
+			for i := range n {
+				if !yield(big(fmt.Sprintf("%s-%d", prefix, i))) {
+					return
+				}
+			}
+		}
+		for h, err := range c.SubmitMany(ctxFor(t), requests) {
+			if err == nil {
+				stored++
+				continue
+			}
+			refused("one of many, "+h.ID, err)
+		}
+		return stored
+	}
+	stored := many(c, "first", 40) // fills up in the middle
+	if stored == 0 || stored == 40 {
+		t.Fatalf("%d of 40 were stored: it did not fill up in the middle", stored)
+	}
+	_, err := c.Submit(ctxFor(t), big("alone"))
+	refused("alone", err)
+	var wg sync.WaitGroup
+	errs := make([]error, 8)
+	for i := range errs {
+		wg.Go(func() { _, errs[i] = c.Submit(ctxFor(t), big(fmt.Sprintf("at-once-%d", i))) })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		refused("at once", err)
+	}
+	b.node.Restart()
+	_, err = c.Submit(ctxFor(t), big("after"))
+	refused("after a restart", err)
+	late := b.client()
+	_, err = late.Submit(ctxFor(t), big("late"))
+	refused("in a client opened later", err)
+	if n := many(late, "second", 5); n != 0 {
+		t.Errorf("%d were stored in a full queue", n)
+	}
+	// Nothing that was refused is anywhere.
+	if q := b.queued(); len(q) != stored || c.Unanswered() != stored || late.Unanswered() != 0 {
+		t.Errorf("%d in the queue, %d and %d waited for, %d stored", len(q), c.Unanswered(), late.Unanswered(), stored)
 	}
 }
