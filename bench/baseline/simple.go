@@ -88,7 +88,8 @@ func NewSticky(engines, size int) *Sticky {
 
 // Route is the session's engine, else the one with the fewest requests in flight.
 func (s *Sticky) Route(q *Request) int {
-	at, ok := 0, false
+	var at int
+	var ok bool
 	if s.known != nil {
 		at, ok = s.known.Get(q.Session)
 	} else {

@@ -81,7 +81,7 @@ func (t Trace) read() (workload.Workload, error) {
 		return workload.Workload{}, err
 	}
 	defer f.Close()
-	w, err := workload.Workload{}, error(nil)
+	var w workload.Workload
 	if t.Episodes {
 		w, err = workload.ReadEpisodes(f, t.Name, "")
 	} else {

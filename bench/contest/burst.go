@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/rollbus/rollbus/bench/engine/model"
@@ -52,7 +53,7 @@ func Burst(ctx context.Context, cfg Config) (*Report, error) {
 		if who == "" || m > worst {
 			worst, who = m, row.Name
 		}
-		r.atMost("most over the fair share of "+fmt.Sprint(each/engines)+", any burst and seed: "+row.Name, Stat{Mean: m, N: cfg.seeds()}, 1,
+		r.atMost("most over the fair share of "+strconv.Itoa(each/engines)+", any burst and seed: "+row.Name, Stat{Mean: m, N: cfg.seeds()}, 1,
 			"a load report in the midst of a burst shows a part of it as running, which the policy counts for less than what was just reserved")
 	}
 	base := r.best(KindBaseline, "over_fair_max", 1)

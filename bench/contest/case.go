@@ -158,7 +158,7 @@ func (c *Case) facts(j *job) subjects.Facts {
 
 // Route runs the case through a router: it decides when a request arrives, and
 // the engines queue.
-func (c *Case) Route(make func(baseline.Fleet) baseline.Router) (*Outcome, error) {
+func (c *Case) Route(choose func(baseline.Fleet) baseline.Router) (*Outcome, error) {
 	r := newRun(c)
 	var fleet baseline.Fleet
 	for _, e := range c.Engines {
@@ -172,7 +172,7 @@ func (c *Case) Route(make func(baseline.Fleet) baseline.Router) (*Outcome, error
 	}
 	var routers []baseline.Router
 	for range max(1, c.Dispatchers) {
-		routers = append(routers, make(fleet))
+		routers = append(routers, choose(fleet))
 	}
 	var failed error
 	r.submit = func(j *job) {

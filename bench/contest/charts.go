@@ -3,6 +3,7 @@ package contest
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/rollbus/rollbus/bench/picture"
@@ -76,7 +77,7 @@ func (r *Report) sharePicture(rows ...*Row) {
 		shares := row.example.shares()
 		for i, s := range shares {
 			if i == len(bars) {
-				bars = append(bars, picture.Bar{Label: fmt.Sprint(i)})
+				bars = append(bars, picture.Bar{Label: strconv.Itoa(i)})
 			}
 			bars[i].Values = append(bars[i].Values, 100*s)
 		}

@@ -166,10 +166,10 @@ func (r *Row) close() {
 }
 
 // measure runs each contender on the case of each seed.
-func (p *pool) measure(cs []Contender, seeds int, make func(seed uint64) (*Case, error)) ([]*Row, error) {
+func (p *pool) measure(cs []Contender, seeds int, build func(seed uint64) (*Case, error)) ([]*Row, error) {
 	rows := []*Row{}
 	var tasks []task
-	cases, err := casesOf(seeds, 1, make)
+	cases, err := casesOf(seeds, 1, build)
 	if err != nil {
 		return nil, err
 	}
@@ -192,10 +192,10 @@ func (p *pool) measure(cs []Contender, seeds int, make func(seed uint64) (*Case,
 	return rows, nil
 }
 
-func casesOf(n int, first uint64, make func(seed uint64) (*Case, error)) ([]*Case, error) {
+func casesOf(n int, first uint64, build func(seed uint64) (*Case, error)) ([]*Case, error) {
 	var out []*Case
 	for i := range uint64(n) {
-		c, err := make(first + i)
+		c, err := build(first + i)
 		if err != nil {
 			return nil, err
 		}
@@ -212,8 +212,8 @@ const (
 
 // tuned are the baselines, each in the best of its settings: least of a metric
 // on the tuning seeds.
-func (p *pool) tuned(metric string, seeds int, make func(seed uint64) (*Case, error)) ([]Contender, error) {
-	cases, err := casesOf(min(tuningSeeds, seeds), tuningSeed, make)
+func (p *pool) tuned(metric string, seeds int, build func(seed uint64) (*Case, error)) ([]Contender, error) {
+	cases, err := casesOf(min(tuningSeeds, seeds), tuningSeed, build)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package picture
 
 import (
 	"encoding/xml"
+	"errors"
 	"io"
 	"math"
 	"strings"
@@ -15,7 +16,7 @@ func well(t *testing.T, svg string) string {
 	var text strings.Builder
 	for {
 		tok, err := d.Token()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return text.String()
 		}
 		if err != nil {

@@ -129,7 +129,7 @@ func (n *Node) stopRun(r *run) {
 func (n *Node) changed(events []model.Event) {
 	t := n.tell
 	for _, ev := range events {
-		op := ""
+		var op string
 		switch ev.Kind {
 		case model.Stored:
 			op = "stored"
