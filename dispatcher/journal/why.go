@@ -183,6 +183,8 @@ func sequences(e core.BindAnswer) string {
 	switch {
 	case e.Seq > 0:
 		return fmt.Sprintf(", revision %d", e.Seq)
+	case e.Seed:
+		return fmt.Sprintf(", the seed of its key stands at %d", e.Actual)
 	case e.Actual > 0:
 		return fmt.Sprintf(", the engine stands at %d", e.Actual)
 	}
@@ -228,6 +230,14 @@ func (w *teller) effect(e core.Effect) {
 	case core.Bind:
 		if w.is(e.Held.Job, e.Held.ID) {
 			w.add("binding", fmt.Sprintf("guard %d, %d tokens, ttl %v", e.Expected, e.Held.Tokens, e.TTL.Round(time.Millisecond)), e.Held.Engine, e.Held.Bind)
+		}
+	case core.SeedBind:
+		if w.is(e.Held.Job, e.Held.ID) {
+			w.add("seeding", fmt.Sprintf("key %s at %d, guard %d, %d tokens", e.Seed.Key, e.SeedAt, e.Expected, e.Held.Tokens), e.Held.Engine, e.Held.Bind)
+		}
+	case core.Transition:
+		if e.Rollout == w.key {
+			w.add(strings.ReplaceAll(e.What, "_", " "), strings.TrimSpace(fmt.Sprintf("key %s has %d owners %s", e.Key, e.Owners, e.Why)), e.Engine, 0)
 		}
 	case core.Retry:
 		if w.is(e.Job, e.ID) {
