@@ -39,7 +39,7 @@ type Figure struct {
 	Unit     string   `json:"unit"`
 	Recorded *float64 `json:"recorded"`          // null = not recorded
 	Same     float64  `json:"modelled_same"`     // the model under the recorded policy, settings and fleet
-	Error    float64  `json:"model_error"`       // how far the model may be off: of the recorded run, over all seeds, and what seeds differ by
+	Error    float64  `json:"model_error"`       // how far the model may be off: the most over all seeds, and twice what seeds differ by
 	Other    float64  `json:"modelled_other"`    // the model under what was asked for
 	Change   float64  `json:"change"`            // other - same
 	Relative float64  `json:"relative_change"`   // of same
@@ -305,18 +305,18 @@ func (a *Answer) figures(recorded Figures, hit bool, sames, others []*modelled, 
 		}
 		var off, spread float64
 		f.Same, spread, off = of(sames, engines)
-		f.Error = off + spread
+		f.Error = off + 2*spread
 		if name.Key != "hit_rate" || hit {
 			v := recorded[name.Key]
 			f.Recorded = &v
 		} else {
-			f.Error = spread
+			f.Error = 2 * spread
 		}
 		var otherSpread float64
 		f.Other, otherSpread, _ = of(others, n)
 		f.Change = f.Other - f.Same
 		f.Relative = over(f.Change, f.Same)
-		f.Proved = abs(f.Change) > f.Error+otherSpread
+		f.Proved = abs(f.Change) > f.Error+2*otherSpread
 		switch {
 		case !f.Proved:
 			f.Verdict = "within the model's error"

@@ -59,7 +59,7 @@ func (c *Record) Run(a *app) error {
 		return err
 	}
 	defer nc.Close()
-	frames, err := a.journalFrames(nc, pool, c.Dispatcher)
+	frames, err := a.journalFrames(nc, pool, c.Dispatcher, time.Time{}, time.Time{})
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (c *Record) exported(a *app) error {
 	if err != nil {
 		return err
 	}
-	journals, problems, err := c.read(a)
+	journals, problems, err := c.readSpan(a, from, until)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -66,31 +67,62 @@ type journalSource struct {
 	File       string `type:"existingfile" help:"A bundle that rollbus record wrote, instead of the pool." placeholder:"FILE"`
 }
 
+const (
+	// spanLead is how much of a stream is read before a span, for a checkpoint to
+	// start at; where none is in it, all is read.
+	spanLead = 20 * time.Minute
+	// spanTail is how late a frame may have been stored.
+	spanTail = 2 * time.Minute
+)
+
 // read collects the journals; what cannot be read is said, the rest is returned.
-func (s journalSource) read(a *app) ([]*journal.Journal, []error, error) {
-	var frames iter.Seq2[[]byte, error]
+func (s journalSource) read(a *app) ([]*journal.Journal, []error, error) { return s.readSpan(a, 0, 0) }
+
+// readSpan is read of what a replay between two times, unix ns, 0 = open, needs.
+func (s journalSource) readSpan(a *app, from, until int64) ([]*journal.Journal, []error, error) {
 	if s.File != "" {
 		b, err := os.ReadFile(s.File)
 		if err != nil {
 			return nil, nil, coded(exitUsage, "%w", err)
 		}
-		if _, frames, err = journal.ReadBundle(bytes.NewReader(b)); err != nil {
+		_, frames, err := journal.ReadBundle(bytes.NewReader(b))
+		if err != nil {
 			return nil, nil, coded(exitUsage, "%s: %w", s.File, err)
 		}
-	} else {
-		pool, err := a.pool()
+		return s.split(a, frames)
+	}
+	pool, err := a.pool()
+	if err != nil {
+		return nil, nil, err
+	}
+	nc, err := a.connect()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer nc.Close()
+	var start, end time.Time
+	if until > 0 {
+		end = time.Unix(0, until).Add(spanTail)
+	}
+	if from > 0 {
+		start = time.Unix(0, from).Add(-spanLead)
+		frames, err := a.journalFrames(nc, pool, s.Dispatcher, start, end)
 		if err != nil {
 			return nil, nil, err
 		}
-		nc, err := a.connect()
-		if err != nil {
-			return nil, nil, err
-		}
-		defer nc.Close()
-		if frames, err = a.journalFrames(nc, pool, s.Dispatcher); err != nil {
-			return nil, nil, err
+		out, problems, err := s.split(a, frames)
+		if err == nil && !slices.ContainsFunc(out, func(j *journal.Journal) bool { return !j.Reaches(from) }) {
+			return out, problems, nil
 		}
 	}
+	frames, err := a.journalFrames(nc, pool, s.Dispatcher, time.Time{}, end)
+	if err != nil {
+		return nil, nil, err
+	}
+	return s.split(a, frames)
+}
+
+func (s journalSource) split(a *app, frames iter.Seq2[[]byte, error]) ([]*journal.Journal, []error, error) {
 	all, problems := journal.Split(frames)
 	var out []*journal.Journal
 	for _, j := range all {
@@ -107,8 +139,9 @@ func (s journalSource) read(a *app) ([]*journal.Journal, []error, error) {
 	return out, problems, nil
 }
 
-// journalFrames yields what the stream holds now, in order.
-func (a *app) journalFrames(nc *nats.Conn, pool subjects.Pool, of string) (iter.Seq2[[]byte, error], error) {
+// journalFrames yields what the stream holds now, in order, stored between two
+// times; zero = open.
+func (a *app) journalFrames(nc *nats.Conn, pool subjects.Pool, of string, start, end time.Time) (iter.Seq2[[]byte, error], error) {
 	filter := pool.JournalSubject(">")
 	if of != "" {
 		if err := subjects.CheckToken("dispatcher", of); err != nil {
@@ -120,9 +153,13 @@ func (a *app) journalFrames(nc *nats.Conn, pool subjects.Pool, of string) (iter.
 	if err != nil {
 		return nil, err
 	}
+	cfg := jetstream.OrderedConsumerConfig{FilterSubjects: []string{filter}}
+	if !start.IsZero() {
+		cfg.DeliverPolicy, cfg.OptStartTime = jetstream.DeliverByStartTimePolicy, &start
+	}
 	ctx, cancel := a.within()
 	defer cancel()
-	cons, err := js.OrderedConsumer(ctx, pool.Journal(), jetstream.OrderedConsumerConfig{FilterSubjects: []string{filter}})
+	cons, err := js.OrderedConsumer(ctx, pool.Journal(), cfg)
 	if err != nil {
 		return nil, a.noPool(fmt.Errorf("read stream %s: %w", pool.Journal(), err))
 	}
@@ -136,7 +173,9 @@ func (a *app) journalFrames(nc *nats.Conn, pool subjects.Pool, of string) (iter.
 				return
 			}
 			if meta, err := m.Metadata(); err == nil {
-				pending = meta.NumPending
+				if pending = meta.NumPending; !end.IsZero() && meta.Timestamp.After(end) {
+					return
+				}
 			}
 			if !yield(m.Data(), nil) {
 				return
@@ -194,7 +233,7 @@ func (c *Replay) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	journals, problems, err := c.read(a)
+	journals, problems, err := c.readSpan(a, o.From, o.Until)
 	if err != nil {
 		return err
 	}

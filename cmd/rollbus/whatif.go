@@ -45,7 +45,7 @@ func (c *WhatIf) Run(a *app) error {
 	if c.Seeds < 1 || c.Seeds > 50 {
 		return coded(exitUsage, "--seeds %d: give 1 to 50", c.Seeds)
 	}
-	journals, problems, err := c.read(a)
+	journals, problems, err := c.readSpan(a, from, until)
 	if err != nil {
 		return err
 	}

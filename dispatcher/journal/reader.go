@@ -145,6 +145,12 @@ func newReader(j *Journal, n int) (*Reader, error) {
 // read from its first checkpoint on.
 func (j *Journal) Begins() bool { return len(j.starts) > 0 && j.starts[0].event == 0 }
 
+// Reaches tells whether a replay from a time of the NATS server, unix ns, may
+// start at or before it.
+func (j *Journal) Reaches(from int64) bool {
+	return j.Begins() || slices.ContainsFunc(j.starts, func(s start) bool { return s.server > 0 && s.server <= from })
+}
+
 // Checkpoints is how many places other than the beginning reading may start at.
 func (j *Journal) Checkpoints() int {
 	if j.Begins() {
