@@ -192,3 +192,22 @@ func FuzzDecodeNeverPanics(f *testing.F) {
 		}
 	})
 }
+
+func TestABodyThatBeginsWithItsNameNeedsNoDecoder(t *testing.T) {
+	for body, want := range map[string]bool{
+		`{"schema_version":1,"id":"0001","job":"j","prompt":"x"}`: true,
+		`{"schema_version":1,"id":"0001","job":"j"}`:              true,
+		`{"schema_version":1,"id":"0001","job":"jj"}`:             false,
+		`{"schema_version":1,"id":"00010","job":"j"}`:             false,
+		`{"schema_version":1,"id":"0001","job":"`:                 false,
+		`{"id":"0001","job":"j"}`:                                 false,
+		``:                                                        false,
+	} {
+		if got := beginsWithName([]byte(body), "j", "0001"); got != want {
+			t.Errorf("%s: %v, want %v", body, got, want)
+		}
+		if _, err := checkName([]byte(body), "j", "0001"); want && err != nil {
+			t.Errorf("%s is refused: %v", body, err)
+		}
+	}
+}
