@@ -30,6 +30,7 @@ type Settings struct {
 	JobWeights     map[string]float64 `json:"job_weights,omitempty"`     // share of a job; 1 when absent
 	PartialsEvery  int                `json:"partials_every,omitempty"`  // tokens between checkpoints of partial output; 0 = off
 	Paused         bool               `json:"paused,omitempty"`          // nothing new is bound
+	KnownLoRAs     bool               `json:"known_loras,omitempty"`     // an adapter that no engine has loaded is rejected; else it may be loaded any time and is waited for
 	Servers        []Server           `json:"servers,omitempty"`         // of the balancer interface, besides the engines that have agents
 }
 

@@ -374,6 +374,22 @@ func TestAModelThatNobodyServesAndARolloutLargerThanAnyEngineAreRejected(t *test
 	if r := p.result("lora"); r.Status != subjects.Expired {
 		t.Errorf("an adapter that nobody has: %s %+v", r.Status, r.Error)
 	}
+	// Unless the pool says that its engines have all there are.
+	s, rev, err := p.Store.Settings(p.ctx())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.KnownLoRAs = true
+	if _, err := p.Store.PutSettings(p.ctx(), s, rev); err != nil {
+		t.Fatal(err)
+	}
+	again := `{"id":"lora2","job":"math","lora":"nobody-has-this","prompt":"x","sampling_params":{"max_tokens":4}}`
+	if err := p.submitRaw(p.Name.Submit(badJob, subjects.LaneNormal), badJob+".lora2", []byte(again)); err != nil {
+		t.Fatal(err)
+	}
+	if r := p.result("lora2"); r.Status != subjects.Rejected || r.Error == nil || r.Error.Code != "unknown_lora" {
+		t.Errorf("an adapter that nobody has, where all are known: %s %+v", r.Status, r.Error)
+	}
 	p.goodOne("after")
 	p.settled()
 }

@@ -221,6 +221,9 @@ func (c *Core) unplaced(it *item) tried {
 	case c.rec.Outcome == policy.OutcomeNoneEligible && c.wrongModel(f):
 		c.reject(it, "unknown_model", "model "+f.Model+" is not served in this pool: engines serve "+c.models())
 		return placed
+	case c.rec.Outcome == policy.OutcomeNoneEligible && c.settings.KnownLoRAs && c.unknownLoRA(f):
+		c.reject(it, "unknown_lora", "lora "+f.LoRA+" is loaded by no engine of this pool")
+		return placed
 	case c.rec.Outcome == policy.OutcomeNoneEligible:
 		c.misfit(c.queues[it.queue])
 		c.record(it, -1)
@@ -270,6 +273,22 @@ func (c *Core) wrongModel(f *subjects.Facts) bool {
 		some = true
 	}
 	return some
+}
+
+// unknownLoRA tells whether the pool has engines, and none that has the adapter.
+func (c *Core) unknownLoRA(f *subjects.Facts) bool {
+	some := false
+	for _, n := range c.names {
+		e := c.engines[n]
+		if !e.known || e.lost() {
+			continue
+		}
+		if slices.Contains(e.reg.LoRAs, f.LoRA) {
+			return false
+		}
+		some = true
+	}
+	return some && f.LoRA != ""
 }
 
 func (c *Core) models() string {
