@@ -19,7 +19,7 @@ func explored(t *testing.T, sc Scene) Result {
 // scenario F18
 func TestTheProtocolOfOwnersHoldsInEveryOrder(t *testing.T) {
 	for _, sc := range Scenes() {
-		sc.MaxStates, sc.RestEvery = 3000, 4 // all of them: rollbus bench explore
+		sc.MaxStates, sc.RestEvery = 2000, 4 // all of them: rollbus bench explore
 		if r := explored(t, sc); r.Broken != "" {
 			t.Errorf("%s: %s\n%s", sc.Name, r.Broken, strings.Join(r.Trace, "\n"))
 		}
@@ -47,7 +47,7 @@ func TestEachGuardAndCheckThatIsTakenAwayIsMissed(t *testing.T) {
 // with the same fingerprint, whatever way it came.
 func TestCoresWithOneFingerprintGoOnAlike(t *testing.T) {
 	for _, sc := range Scenes() {
-		sc.MaxStates = 150
+		sc.MaxStates = 100
 		x := newWorld(sc)
 		x.cores.verify = true
 		if _, err := run(t.Context(), x, nil); err != nil {

@@ -5,6 +5,10 @@ import "time"
 // Scenes are those that the protocol is checked in, each to its bounds.
 func Scenes() []Scene {
 	return []Scene{
+		// Nothing fails: small enough to see to its end.
+		{Name: "calm", Dispatchers: 2, Engines: 3, Owners: 1, Seeded: true, Rollouts: 1, Ceiling: 2, Troubles: Trouble{Jump: 1}},
+		// One dispatcher may die at any step of a seed, and its answer may be lost.
+		{Name: "death", Dispatchers: 2, Engines: 3, Owners: 1, Rollouts: 1, Ceiling: 2, Troubles: Trouble{Crash: 1, Lost: 1}},
 		// Nothing is known of the key: the first owner, and the strays of the race for it.
 		{Name: "cold", Dispatchers: 2, Engines: 3, Rollouts: 3, Ceiling: 2,
 			Troubles: Trouble{Crash: 1, Lost: 1, NoUsage: 1, Return: 1, Restart: 1}},
