@@ -33,7 +33,7 @@ func (c *Core) bindTo(it *item, e *engine, again bool) {
 		Affinity: f.Affinity, Tried: f.Tried, Dispatcher: c.cfg.Dispatcher,
 		Policy: it.policy, Reason: it.reason, Accepted: it.accepted(),
 		MaxAttempts: f.MaxAttempts, AttemptTimeoutMS: f.AttemptTimeoutMS,
-		Rank: f.Rank, PredictedCached: it.predict,
+		Weights: weights(f), Rank: f.Rank, PredictedCached: it.predict,
 	}
 	c.nameKey(it, e)
 	ttl := left + reservationGrace

@@ -132,6 +132,8 @@ func TestMaxStalenessCountsFromTheNewestWeightsThatAnEngineServes(t *testing.T) 
 		switch {
 		case (b != nil) != s.bound:
 			t.Errorf("%s: bound %v, want %v (%+v)", name, b != nil, s.bound, d)
+		case b != nil && s.stale != nil && b.Held.Weights != fmt.Sprint("max_staleness=", *s.stale):
+			t.Errorf("%s: the reservation asks for weights %q", name, b.Held.Weights)
 		case s.onlyOnB && b.Held.Engine != "b":
 			t.Errorf("%s: bound to %s, whose weights are too old", name, b.Held.Engine)
 		case !s.bound && (d == nil || d.Reason != "none_eligible" || d.Filtered["weights"] == 0):

@@ -35,3 +35,11 @@ func (c *Core) newest(model string) int64 {
 	}
 	return v
 }
+
+// weights is what the request asks of weights, as its reservation says it.
+func weights(f *subjects.Facts) string {
+	if f.WeightMin == nil && f.WeightExact == nil && f.WeightStaleness == nil {
+		return ""
+	}
+	return subjects.FormatWeights(&subjects.WeightVersion{Min: f.WeightMin, Exact: f.WeightExact, MaxStaleness: f.WeightStaleness})
+}
