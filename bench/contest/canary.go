@@ -29,8 +29,18 @@ const (
 	canaryOwn    = 1_434   // tokens of a trajectory's first prompt after that
 	canaryTool   = 500     // tokens between an output and the next turn
 	canaryKV     = 1 << 22 // tokens of an engine's cache: all that it can run at once, shared or not
-	canaryReady  = 60 * time.Second
-	canaryAfter  = 10 * time.Second // the first ones are running when the rest comes
+)
+
+// When the workload's parts are due: those that fill the owner, and the rest.
+const (
+	CanaryReady = 60 * time.Second
+	CanaryRest  = CanaryReady + 10*time.Second // the first ones are running by then
+)
+
+// CanarySlots and CanaryKV are of one engine.
+const (
+	CanarySlots = canarySlots
+	CanaryKV    = canaryKV
 )
 
 // CanaryArm is one policy with a number of dispatchers. Field names are fixed.
@@ -80,9 +90,9 @@ func (s canaryScene) workload() workload.Workload {
 	w.Rollouts = append(w.Rollouts, workload.Rollout{Job: "canary", ID: "owner", Prompt: []workload.Segment{shared, {ID: 2, Tokens: canaryOwn}}, Output: 16, Limit: 1024})
 	for i := range s.trajectories {
 		prompt := []workload.Segment{shared, {ID: uint64(1000 + i), Tokens: canaryOwn}}
-		at := canaryReady
+		at := CanaryReady
 		if i >= canaryFirst {
-			at += canaryAfter
+			at = CanaryRest
 		}
 		name, after := fmt.Sprintf("t%03d", i), ""
 		for turn := range canaryTurns {
@@ -96,18 +106,22 @@ func (s canaryScene) workload() workload.Workload {
 	return w
 }
 
-// canaryArms are the arms by name: control keeps all work at the owner.
-func canaryArms() []struct {
-	name     string
-	settings subjects.Settings
-} {
+// CanaryWorkload is that of the scene with two engines; the first rollout makes
+// one of them the owner, the others are due from CanaryReady on.
+func CanaryWorkload() workload.Workload { return canaryScene{engines: 2, trajectories: 76}.workload() }
+
+// CanaryPolicy is what an arm runs with.
+type CanaryPolicy struct {
+	Name     string
+	Settings subjects.Settings
+}
+
+// CanaryPolicies are the arms: control keeps all work at the owner.
+func CanaryPolicies() []CanaryPolicy {
 	of := func(p string, knobs map[string]float64) subjects.Settings {
 		return subjects.Settings{Policy: p, Mode: subjects.ModeEnforce, Knobs: knobs}
 	}
-	return []struct {
-		name     string
-		settings subjects.Settings
-	}{
+	return []CanaryPolicy{
 		{"control", of(policy.OwnerPressure, map[string]float64{"owner_ceiling": 1})},
 		{policy.OwnerPressure, of(policy.OwnerPressure, nil)},
 		{policy.ProjectedTime, of(policy.ProjectedTime, nil)},
@@ -133,7 +147,7 @@ func (s canaryScene) play(c *Case, name string, settings subjects.Settings) (*Ca
 
 func (s canaryScene) build(seed uint64) (*Case, error) {
 	engines := slices.Repeat([]model.Config{{MaxRunning: canarySlots, KVTokens: canaryKV}}, s.engines)
-	return &Case{Engines: engines, Work: s.workload(), Seed: seed, From: canaryReady, Dispatchers: s.dispatchers}, nil
+	return &Case{Engines: engines, Work: s.workload(), Seed: seed, From: CanaryReady, Dispatchers: s.dispatchers}, nil
 }
 
 // canaryWatch sees a run from within.
@@ -149,7 +163,7 @@ type canaryWatch struct {
 
 func (w *canaryWatch) start(r *Run) {
 	w.run = r
-	from := r.World.Now + canaryReady
+	from := r.World.Now + CanaryReady
 	decision := r.World.OnDecision
 	r.World.OnDecision = func(d core.Decision) {
 		decision(d)
@@ -165,7 +179,7 @@ func (w *canaryWatch) start(r *Run) {
 			w.seeds[d.Rollout] = true
 		}
 	}
-	r.World.After(canaryReady+canaryAfter-time.Millisecond, func() {
+	r.World.After(CanaryRest-time.Millisecond, func() {
 		for _, n := range r.Nodes {
 			running, _ := n.Engine().Model.Counts()
 			w.arm.Start = append(w.arm.Start, running)
@@ -215,7 +229,7 @@ func (w *canaryWatch) read(o *Outcome) {
 	slices.Sort(whole)
 	slices.Sort(said)
 	a.P50S, a.P95S = at(whole, 0.5), at(whole, 0.95)
-	a.OutputSHA256 = digestOf(said)
+	a.OutputSHA256 = CanaryDigest(said)
 	for _, running := range o.Fleet.Running {
 		a.RunningMax = max(a.RunningMax, total(running))
 	}
@@ -228,7 +242,7 @@ func (w *canaryWatch) read(o *Outcome) {
 	}
 	a.MostOwners = w.run.World.Bus.MaxOwners
 	a.Coverage = ratio(float64(w.complete), float64(w.decided))
-	a.SettingsDigest = digestOf(w.run.World.Cores["d0"].Core.Checkpoint().Settings)
+	a.SettingsDigest = CanaryDigest(w.run.World.Cores["d0"].Core.Checkpoint().Settings)
 }
 
 func total(v []int) (sum int) {
@@ -238,7 +252,8 @@ func total(v []int) (sum int) {
 	return sum
 }
 
-func digestOf(v any) string {
+// CanaryDigest of anything, by its JSON.
+func CanaryDigest(v any) string {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return ""

@@ -12,9 +12,9 @@ type CanaryScene struct {
 	Engines        int     `json:"engines"`
 	Dispatchers    int     `json:"dispatchers"`
 	Ratio          float64 `json:"ratio"`           // output rate of owner_pressure over control's
-	Bound          float64 `json:"bound"`           // of it, with one seed after another
+	Bound          float64 `json:"bound,omitempty"` // of it, with one seed after another
 	ProjectedRatio float64 `json:"projected_ratio"` // of projected_time
-	S              float64 `json:"s"`               // seeded turn with its cold prefill, in turns of a full batch
+	S              float64 `json:"s,omitempty"`     // seeded turn with its cold prefill, in turns of a full batch
 }
 
 // Canary plays the canary of S2: two engines of 38 slots and 76 trajectories, by
@@ -27,7 +27,7 @@ func Canary(ctx context.Context, cfg Config) (*Report, error) {
 	if cfg.Quick {
 		scenes = scenes[:1]
 	}
-	p.expect(len(scenes) * len(canaryArms()) * cfg.seeds())
+	p.expect(len(scenes) * len(CanaryPolicies()) * cfg.seeds())
 	var rows []*Row
 	arms := []*CanaryArm{}
 	var out []CanaryScene
@@ -63,14 +63,14 @@ func Canary(ctx context.Context, cfg Config) (*Report, error) {
 
 func (s canaryScene) contenders() []Contender {
 	var out []Contender
-	for _, a := range canaryArms() {
+	for _, a := range CanaryPolicies() {
 		kind := KindOurs
-		if a.name == "control" {
+		if a.Name == "control" {
 			kind = KindBaseline
 		}
-		out = append(out, Contender{Name: s.label(a.name), Kind: kind, Setting: fmt.Sprintf("%d engines, %d dispatchers", s.engines, s.dispatchers),
+		out = append(out, Contender{Name: s.label(a.Name), Kind: kind, Setting: fmt.Sprintf("%d engines, %d dispatchers", s.engines, s.dispatchers),
 			Run: func(c *Case) (*Outcome, error) {
-				arm, o, err := s.play(c, a.name, a.settings)
+				arm, o, err := s.play(c, a.Name, a.Settings)
 				if err != nil {
 					return nil, err
 				}
@@ -141,4 +141,46 @@ func (r *Report) canaryTargets(s canaryScene, c, o, j []*CanaryArm) (CanaryScene
 	r.atMost(name+"turns failed above control", of(float64(worst.Turns)), 0, "turns failed")
 	r.atMost(name+"prompt tokens cached, owner_pressure below control", stat(cache), 0.10, "every owner computes the beginning")
 	return out, nil
+}
+
+// LiveCanary reports arms that were played over real processes, at a time scale:
+// times are those of the modelled engines. One run, and so its tolerance is its own.
+func LiveCanary(arms []*CanaryArm, scale float64) (*Report, error) {
+	r := newReport("canary", Config{Seeds: 1}, nil, "output_tok_s", "makespan_s", "latency_p50_s", "hit_rate")
+	by := map[string]*CanaryArm{}
+	for _, a := range arms {
+		by[a.Name] = a
+		row := &Row{Name: a.Name, Kind: KindOurs, Setting: fmt.Sprintf("%d engines, %d dispatchers", a.Engines, a.Dispatchers), Figures: map[string]Stat{}}
+		for k, v := range map[string]float64{"output_tok_s": a.TokS, "makespan_s": a.WallS, "latency_p50_s": a.P50S, "hit_rate": a.CachedFraction} {
+			row.Figures[k] = Stat{Mean: v, N: 1}
+		}
+		r.Contenders = append(r.Contenders, row)
+	}
+	c, o, j := by["control"], by[policy.OwnerPressure], by[policy.ProjectedTime]
+	if c == nil || o == nil || j == nil {
+		return nil, fmt.Errorf("a canary of %d arms: want control, owner_pressure and projected_time", len(arms))
+	}
+	if c.SettingsDigest == o.SettingsDigest || o.SettingsDigest == j.SettingsDigest {
+		return nil, fmt.Errorf("two arms ran with the same settings (digest %s): the comparison says nothing", o.SettingsDigest)
+	}
+	one := func(v float64) Stat { return Stat{Mean: v, N: 1} }
+	s := o.SeedS / (c.WallS / 6)
+	ratio, bound, projected := o.TokS/c.TokS, 6/(3+s), j.TokS/c.TokS
+	same := 0.0
+	if c.OutputSHA256 == o.OutputSHA256 && c.OutputSHA256 == j.OutputSHA256 {
+		same = 1
+	}
+	r.atLeast("turns completed", one(float64(min(c.Completed, o.Completed, j.Completed))), float64(c.Turns), "turns failed")
+	r.atLeast("the same outputs", one(same), 1, "an arm generated something else")
+	r.atLeast("owner_pressure / bound", one(ratio/bound), 0.9, "requests wait at one owner while the other has room, or this machine was busy")
+	r.atLeast("owner_pressure / control", one(ratio), 1.6, "the peer takes too little, or this machine was busy")
+	r.atLeast("projected_time / control", one(projected), 1.85, "the peer takes too little, or this machine was busy")
+	r.atMost("prompt tokens cached, owner_pressure below control", one(c.CachedFraction-o.CachedFraction), 0.01, "the peer computes the beginning too")
+	r.atMost("seeds", one(float64(o.Spills)), 1, "more than one seed for one peer")
+	r.atMost("live seeds at once", one(float64(o.MostSeeds)), 1, "two seeds of a key were live")
+	r.Workload = fmt.Sprintf("the canary over real HTTP engines, agents and dispatchers, each a process of its own, %g times as fast as the engines modelled", scale)
+	r.extra(map[string]any{"arms": arms, "ratio": round(ratio), "bound": round(bound), "projected_ratio": round(projected), "s": round(s), "time_scale": scale})
+	r.Conclusion = fmt.Sprintf("owner_pressure generates %.3f times control's rate, of a bound of %.3f (s = %.3f); projected_time %.3f times. %s", ratio, bound, s, projected, r.verdict())
+	r.Notes = append(r.Notes, "Seconds are those of the modelled engines: wall time x time scale. Settings are read back from the pool that the processes follow, programs from the running processes.")
+	return r, nil
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	simengine "github.com/rollbus/rollbus/bench/engine"
+	"github.com/rollbus/rollbus/bench/engine/fakes"
 	"github.com/rollbus/rollbus/workeragent"
 )
 
@@ -128,6 +129,7 @@ const handBack = 15 * time.Second
 type Engine struct {
 	Listen string `default:"127.0.0.1:8000" help:"Address of its API." placeholder:"HOST:PORT"`
 	Model  string `default:"sim" help:"Model that it says it serves." placeholder:"NAME"`
+	Events bool   `name:"cache-events" help:"Publish cache events over ZeroMQ, on ports of its own that it tells who asks, replay included."`
 	readyFlag
 	simFlags
 }
@@ -146,6 +148,23 @@ func (Engine) Help() string {
 Its answers are made up and its timing is modelled; its interface is the real one.`
 }
 
+// simulated is a running engine.
+type simulated interface {
+	URL() string
+	Close() error
+}
+
+func (c *Engine) start(cfg simengine.Config) (simulated, error) {
+	if c.Events {
+		return fakes.VLLM(fakes.VLLMConfig{Engine: cfg, Events: &fakes.EventsConfig{}, Sources: true})
+	}
+	s, err := simengine.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return s, s.Start()
+}
+
 // engineBudget is how long a stopped engine may take.
 const engineBudget = 5 * time.Second
 
@@ -153,11 +172,8 @@ const engineBudget = 5 * time.Second
 func (c *Engine) Run(a *app) error {
 	cfg := c.config(c.Model, c.Listen)
 	cfg.Logger = a.log()
-	s, err := simengine.New(cfg)
+	s, err := c.start(cfg)
 	if err != nil {
-		return coded(exitUsage, "%w", err)
-	}
-	if err := s.Start(); err != nil {
 		return coded(exitUsage, "%w", err)
 	}
 	at := engineAddress{s.URL(), c.Model}

@@ -146,7 +146,6 @@ type (
 	BenchBurst   struct{ contestFlags }
 	BenchFaults  struct{ contestFlags }
 	BenchWeights struct{ contestFlags }
-	BenchCanary  struct{ contestFlags }
 )
 
 // contestHelp is what all of them say.
@@ -201,15 +200,6 @@ func (BenchWeights) Help() string {
 
 // Run compares and prints.
 func (c *BenchWeights) Run(a *app) error { return c.compare(a, "weights", contest.Weights) }
-
-// Help shows examples.
-func (BenchCanary) Help() string {
-	return "Examples:\n  rollbus bench canary\n  rollbus bench canary --seeds 3 -o json\n  rollbus bench canary --quick --html canary.html\n" +
-		"The canary of owner pressure: its owner is almost full when more of one beginning come. --quick plays only the first scene.\n" + contestHelp
-}
-
-// Run compares and prints.
-func (c *BenchCanary) Run(a *app) error { return c.compare(a, "canary", contest.Canary) }
 
 // BenchTrace compares on a recorded trace.
 type BenchTrace struct {
