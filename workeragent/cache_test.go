@@ -13,6 +13,7 @@ import (
 
 	simengine "github.com/rollbus/rollbus/bench/engine"
 	"github.com/rollbus/rollbus/bench/engine/fakes"
+	"github.com/rollbus/rollbus/bench/engine/fakes/faketest"
 	"github.com/rollbus/rollbus/bench/engine/model"
 	"github.com/rollbus/rollbus/subjects"
 	"github.com/rollbus/rollbus/workeragent/engine"
@@ -50,7 +51,7 @@ func (r *rig) ran(id string, tokens []uint32) {
 // what it lost.
 func TestARestartedEnginesCacheIsOfAnotherEpochAndEmpty(t *testing.T) {
 	r := newRig(t)
-	f := fakes.Start(t)
+	f := faketest.VLLM(t)
 	h := r.listen()
 	r.agent(f.URL(), vllm(t, f.URL()))
 	before := r.registered("its events are followed", withEvents(eventsExact))
@@ -80,7 +81,7 @@ func TestARestartedEnginesCacheIsOfAnotherEpochAndEmpty(t *testing.T) {
 // one and filled by a replay.
 func TestAGapInTheEventsIsFilledByAReplay(t *testing.T) {
 	r := newRig(t)
-	f := fakes.Start(t)
+	f := faketest.VLLM(t)
 	r.agent(f.URL(), vllm(t, f.URL()))
 	r.registered("its events are followed", withEvents(eventsExact))
 	r.eventually("somebody has subscribed", func() bool { return f.Subscribers(0) == 1 })
@@ -97,7 +98,7 @@ func TestAGapInTheEventsIsFilledByAReplay(t *testing.T) {
 // no credit is better than false credit.
 func TestAGapThatNothingFillsEndsTheCredit(t *testing.T) {
 	r := newRig(t)
-	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Events.NoReplay = true })
+	f := faketest.VLLM(t, func(c *fakes.VLLMConfig) { c.Events.NoReplay = true })
 	a := r.agent(f.URL(), vllm(t, f.URL()))
 	r.registered("its events are followed", withEvents(eventsExact))
 	r.eventually("somebody has subscribed", func() bool { return f.Subscribers(0) == 1 })
@@ -117,7 +118,7 @@ func TestAGapThatNothingFillsEndsTheCredit(t *testing.T) {
 // made to ask for a snapshot.
 func TestAfterAnOutageOfNATSTheChangesShowAGap(t *testing.T) {
 	r := newRig(t)
-	f := fakes.Start(t)
+	f := faketest.VLLM(t)
 	l := &line{}
 	h := r.listen()
 	a := r.along(l, f.URL(), vllm(t, f.URL()))
@@ -155,7 +156,7 @@ func TestAfterAnOutageOfNATSTheChangesShowAGap(t *testing.T) {
 // of the engine's cache all is known again.
 func TestAnEngineThatIsRemovedAndAddedAgainIsKnownAnew(t *testing.T) {
 	r := newRig(t)
-	f := fakes.Start(t)
+	f := faketest.VLLM(t)
 	a := r.agent(f.URL(), vllm(t, f.URL()))
 	before := r.registered("its events are followed", withEvents(eventsExact))
 	p := prompt(1, 256)
@@ -183,7 +184,7 @@ func TestAnEngineThatIsRemovedAndAddedAgainIsKnownAnew(t *testing.T) {
 // Where nothing is published what ran is taken to be there: a guess, told as one.
 func TestWithoutEventsTheViewIsAGuessThatExpires(t *testing.T) {
 	r := newRig(t)
-	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Events, c.Sources = nil, false })
+	f := faketest.VLLM(t, func(c *fakes.VLLMConfig) { c.Events, c.Sources = nil, false })
 	r.agent(f.URL(), vllm(t, f.URL()), func(c *Config) { c.Timings.CacheGuess = 2 * time.Second })
 	e := r.registered("it is marked as a guess", withEvents(eventsApproximate))
 	p := prompt(1, 256)
@@ -204,7 +205,7 @@ func TestWithoutEventsTheViewIsAGuessThatExpires(t *testing.T) {
 
 func TestTheConfiguredPortsOfServersThatDoNotTellAreFollowed(t *testing.T) {
 	r := newRig(t)
-	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Sources, c.Engine.Ranks = false, 1 })
+	f := faketest.VLLM(t, func(c *fakes.VLLMConfig) { c.Sources, c.Engine.Ranks = false, 1 })
 	at := engine.EventsConfig{Endpoint: f.Endpoint(0), Replay: f.Replay(0)}
 	r.agent(f.URL(), vllm(t, f.URL(), func(c *engine.VLLMConfig) { c.Events = at }))
 	r.registered("the port that the flag names is followed", withEvents(eventsExact))
@@ -216,7 +217,7 @@ func TestTheConfiguredPortsOfServersThatDoNotTellAreFollowed(t *testing.T) {
 // scenario C9: a port that is advertised and mute holds up nothing but its credit.
 func TestAMutePortOfCacheEventsIsAlarmedAndTheEngineServesAllTheSame(t *testing.T) {
 	r := newRig(t)
-	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Events, c.Sources = nil, false })
+	f := faketest.VLLM(t, func(c *fakes.VLLMConfig) { c.Events, c.Sources = nil, false })
 	a := r.agent(f.URL(), vllm(t, f.URL(), func(c *engine.VLLMConfig) { c.Events.Endpoint = "tcp://127.0.0.1:1" }))
 	p := prompt(1, 256)
 	r.ran("0001", p)
@@ -231,7 +232,7 @@ func TestAMutePortOfCacheEventsIsAlarmedAndTheEngineServesAllTheSame(t *testing.
 // ever matches a block.
 func TestAViewThatNoPromptEverMatchesIsAlarmed(t *testing.T) {
 	r := newRig(t)
-	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Engine.TimeScale = 500 })
+	f := faketest.VLLM(t, func(c *fakes.VLLMConfig) { c.Engine.TimeScale = 500 })
 	a := r.agent(f.URL(), vllm(t, f.URL()), func(c *Config) { c.Engines[0].Model = "another" })
 	r.registered("its events are followed", withEvents(eventsExact))
 	r.eventually("runs are held against the view", func() bool {

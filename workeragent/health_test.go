@@ -8,6 +8,7 @@ import (
 
 	simengine "github.com/rollbus/rollbus/bench/engine"
 	"github.com/rollbus/rollbus/bench/engine/fakes"
+	"github.com/rollbus/rollbus/bench/engine/fakes/faketest"
 	"github.com/rollbus/rollbus/subjects"
 	"github.com/rollbus/rollbus/workeragent/engine"
 	"github.com/rollbus/rollbus/workeragent/kvevents"
@@ -52,7 +53,7 @@ func (r *rig) refuses(id, reason string) {
 // there is work and nothing moves.
 func TestAWedgedEngineIsNotReadyAndItsRunsAreTakenFromIt(t *testing.T) {
 	r := newRig(t)
-	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Engine.TimeScale = 1 })
+	f := faketest.VLLM(t, func(c *fakes.VLLMConfig) { c.Engine.TimeScale = 1 })
 	quickly := telemetry.TrackerConfig{WedgedAfter: 200 * time.Millisecond, StalledAfter: 200 * time.Millisecond}
 	r.agent(f.URL(), vllm(t, f.URL(), func(c *engine.VLLMConfig) { c.Tracker = quickly }), func(c *Config) {
 		c.Timings.ProgressTimeout, c.Timings.WedgeHold, c.Timings.AbortTimeout = 2*time.Second, 200*time.Millisecond, 100*time.Millisecond
@@ -87,7 +88,7 @@ func TestAWedgedEngineIsNotReadyAndItsRunsAreTakenFromIt(t *testing.T) {
 // want of progress.
 func TestAnEnginePausedBehindTheAgentsBackTakesNothingNewAndGoesOnWhenResumed(t *testing.T) {
 	r := newRig(t)
-	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Engine.TimeScale = 5 })
+	f := faketest.VLLM(t, func(c *fakes.VLLMConfig) { c.Engine.TimeScale = 5 })
 	r.agent(f.URL(), vllm(t, f.URL()), func(c *Config) { c.Timings.ProgressTimeout = 400 * time.Millisecond })
 	behind := controlled(t, f.URL())
 	r.bind(request("0001", 400))
@@ -118,7 +119,7 @@ func TestAnEnginePausedBehindTheAgentsBackTakesNothingNewAndGoesOnWhenResumed(t 
 // scenario C5: whoever sleeps has no cache, whenever its events say so.
 func TestAnEnginePutToSleepIsPausedAndItsCacheIsGone(t *testing.T) {
 	r := newRig(t)
-	f := fakes.Start(t)
+	f := faketest.VLLM(t)
 	behind := controlled(t, f.URL())
 	r.agent(f.URL(), vllm(t, f.URL()))
 	before := r.registered("its events are followed", withEvents(eventsExact))
@@ -147,7 +148,7 @@ func TestAnEnginePutToSleepIsPausedAndItsCacheIsGone(t *testing.T) {
 // weights.
 func TestARunThatSeesNewWeightsShowsBothVersions(t *testing.T) {
 	r := newRig(t)
-	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Engine.WeightVersion, c.Engine.TimeScale = 7, 5 })
+	f := faketest.VLLM(t, func(c *fakes.VLLMConfig) { c.Engine.WeightVersion, c.Engine.TimeScale = 7, 5 })
 	behind := controlled(t, f.URL())
 	r.agent(f.URL(), vllm(t, f.URL()))
 	r.registered("version 7 is registered", func(e subjects.Engine) bool { return e.WeightVersion != nil && *e.WeightVersion == 7 })
@@ -170,7 +171,7 @@ func TestARunThatSeesNewWeightsShowsBothVersions(t *testing.T) {
 // scenario C5: what other weights have computed is no prefix.
 func TestNewWeightsBehindTheAgentsBackArePublishedAndEmptyTheView(t *testing.T) {
 	r := newRig(t)
-	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Engine.WeightVersion = 7 })
+	f := faketest.VLLM(t, func(c *fakes.VLLMConfig) { c.Engine.WeightVersion = 7 })
 	behind := controlled(t, f.URL())
 	h := r.listen()
 	r.agent(f.URL(), vllm(t, f.URL()))

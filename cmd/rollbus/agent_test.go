@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rollbus/rollbus/bench/engine/fakes"
+	"github.com/rollbus/rollbus/bench/engine/fakes/faketest"
 	"github.com/rollbus/rollbus/kvstate/natstest"
 	"github.com/rollbus/rollbus/subjects"
 	"github.com/rollbus/rollbus/workeragent/engine"
@@ -24,8 +25,8 @@ func rollbus(ctx context.Context, environ []string, args ...string) (code int, o
 }
 
 func TestConformanceExitsByWhatItFound(t *testing.T) {
-	sound := fakes.Start(t)
-	uncached := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Engine.Engine.NoCache = true })
+	sound := faketest.VLLM(t)
+	uncached := faketest.VLLM(t, func(c *fakes.VLLMConfig) { c.Engine.Engine.NoCache = true })
 	for name, c := range map[string]struct {
 		url    string
 		code   int
@@ -93,7 +94,7 @@ func TestEndpointsOfCacheEventsGoToTheEngineTheyName(t *testing.T) {
 // are; what it found is what get and probe print.
 func TestAnAgentIsToldWhereTheEventsAre(t *testing.T) {
 	node := natstest.Server(t)
-	f := fakes.Start(t, func(c *fakes.VLLMConfig) { c.Sources = false })
+	f := faketest.VLLM(t, func(c *fakes.VLLMConfig) { c.Sources = false })
 	state := filepath.Join(t.TempDir(), "state")
 	environ := []string{"ROLLBUS_SERVER=" + node.URL(), "ROLLBUS_STATE_DIR=" + state}
 	ctx, stop := context.WithCancel(t.Context())
