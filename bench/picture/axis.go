@@ -15,7 +15,7 @@ const (
 	left    = 70
 	right   = 20
 	top     = 34
-	bottom  = 48
+	bottom  = 60
 	rowsMax = 64 // legend entries and bar groups
 )
 

@@ -84,13 +84,21 @@ func Bars(title, x string, y Axis, names []string, bars []Bar) string {
 			}
 		}
 		if len(bars) <= 16 || g%(1+len(bars)/16) == 0 {
-			c.text(from+room*0.4, height-bottom+16, "middle", b.Label)
+			c.words(from+room*0.4, b.Label)
 		}
 	}
 	c.frame()
 	c.titles(x, y.Title)
 	c.legend(names)
 	return c.end()
+}
+
+// words writes a label below an axis, a word a line, so that many stand side by side.
+func (c *canvas) words(x float64, label string) {
+	words := strings.SplitN(label, " ", 3)
+	for i, w := range words {
+		fmt.Fprintf(&c.b, `<text x="%s" y="%d" text-anchor="middle" font-size="10">%s</text>`, px(x), height-bottom+12+11*i, esc(w))
+	}
 }
 
 const (
