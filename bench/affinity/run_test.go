@@ -20,13 +20,17 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // of either arm.
 func pool(t *testing.T) (*local.Pool, Config) {
 	t.Helper()
+	p := start(t, subjects.Settings{SchemaVersion: subjects.SchemaVersion, Policy: "kv_tokens", Mode: subjects.ModeShadow, MaxAttempts: 7, Knobs: map[string]float64{"alpha": 0.3}},
+		local.Engine{Name: "e1", Sim: &simengine.Config{TimeScale: 10}}, local.Engine{Name: "e2", Sim: &simengine.Config{TimeScale: 10}})
+	return p, Config{Engines: p.Addresses(), Policy: "projected_time", Job: "v", Requests: 6, PromptTokens: MinPromptTokens, Seed: 1}
+}
+
+func start(t *testing.T, s subjects.Settings, engines ...local.Engine) *local.Pool {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	p, err := local.Start(ctx, local.Config{
-		Pool: "p", NATS: local.NATSConfig{Dir: t.TempDir()}, Dispatchers: 1, Layout: subjects.Layout{Budget: 128 << 20},
-		Settings: subjects.Settings{SchemaVersion: subjects.SchemaVersion, Policy: "kv_tokens", Mode: subjects.ModeShadow, MaxAttempts: 7, Knobs: map[string]float64{"alpha": 0.3}},
-		Engines:  []local.Engine{{Name: "e1", Sim: &simengine.Config{TimeScale: 10}}, {Name: "e2", Sim: &simengine.Config{TimeScale: 10}}},
-	})
+	p, err := local.Start(ctx, local.Config{Pool: "p", NATS: local.NATSConfig{Dir: t.TempDir()}, Dispatchers: 1, Layout: subjects.Layout{Budget: 128 << 20},
+		Settings: s, Engines: engines})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +41,7 @@ func pool(t *testing.T) (*local.Pool, Config) {
 			t.Error(err)
 		}
 	})
-	return p, Config{Engines: p.Addresses(), Policy: "projected_time", Job: "v", Requests: 6, PromptTokens: MinPromptTokens, Seed: 1}
+	return p
 }
 
 func drive(t *testing.T, ctx context.Context, p *local.Pool, cfg Config) (Report, error) {

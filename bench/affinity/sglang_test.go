@@ -16,8 +16,7 @@ import (
 // answers' cached_tokens are summed.
 func TestSGLangIsReadByItsAnswers(t *testing.T) {
 	cfg := Config{Engines: map[string]string{}, Policy: "projected_time", Job: "v", Requests: 6, PromptTokens: 1152, Settle: 50 * time.Millisecond, Seed: 2}
-	lc := local.Config{Pool: "p", NATS: local.NATSConfig{Dir: t.TempDir()}, Dispatchers: 1, Layout: subjects.Layout{Budget: 128 << 20},
-		Settings: subjects.Settings{SchemaVersion: subjects.SchemaVersion}}
+	var engines []local.Engine
 	for _, name := range []string{"s1", "s2"} {
 		f, err := fakes.SGLang(fakes.SGLangConfig{Engine: simengine.Config{TimeScale: 10}, Events: &fakes.EventsConfig{}, Metrics: name == "s2"})
 		if err != nil {
@@ -29,21 +28,11 @@ func TestSGLangIsReadByItsAnswers(t *testing.T) {
 			t.Fatal(err)
 		}
 		cfg.Engines[name] = f.URL()
-		lc.Engines = append(lc.Engines, local.Engine{Name: name, Adapter: a, URL: f.URL()})
+		engines = append(engines, local.Engine{Name: name, Adapter: a, URL: f.URL()})
 	}
+	p := start(t, subjects.Settings{SchemaVersion: subjects.SchemaVersion}, engines...)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	p, err := local.Start(ctx, lc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		if err := p.Stop(ctx); err != nil {
-			t.Error(err)
-		}
-	})
 	r, err := drive(t, ctx, p, cfg)
 	if err != nil {
 		t.Fatal(err)

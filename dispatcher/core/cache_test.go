@@ -38,11 +38,9 @@ func (w *warm) step(ev core.Event) []core.Effect {
 func (w *warm) report() {
 	w.load++
 	for _, e := range []string{"a", "b"} {
-		zero, free, slots, tokens, rate := 0, int64(0), 4, int64(1_000_000), 5000.0
-		one := 1
-		w.step(core.Load{Load: subjects.Load{Engine: e, Epoch: "x", Seq: w.load, IntervalMS: 200, RanksAdvertised: &one, Source: "test",
-			Ranks: []subjects.RankLoad{{Running: &zero, Waiting: &zero, KVUsedTokens: &free, KVCapacityTokens: &tokens, MaxRunning: &slots,
-				DecodeTokS: &rate, PrefillTokS: &rate}}}})
+		r, rate := rank(0, 0, 0, 0), 5000.0
+		r.DecodeTokS, r.PrefillTokS = &rate, &rate
+		w.step(loadOf(e, "x", w.load, r))
 	}
 }
 

@@ -43,10 +43,9 @@ func TestAHotPrefixMovesToIdlePeersWhichThenHoldIt(t *testing.T) {
 			case half:
 				running = slots / 2
 			}
-			one, most, capacity := 1, slots, int64(1_000_000)
-			used := int64(running+waiting) * 2560
-			c.Step(core.Load{Load: subjects.Load{Engine: name(i), Epoch: "x", Seq: seq, IntervalMS: 200, RanksAdvertised: &one, Source: "test",
-				Ranks: []subjects.RankLoad{{Running: &running, Waiting: &waiting, KVUsedTokens: &used, KVCapacityTokens: &capacity, MaxRunning: &most}}}}, now)
+			r, most := rank(0, running, waiting, float64(running+waiting)*2560e-6), slots
+			r.MaxRunning = &most
+			c.Step(loadOf(name(i), "x", seq, r), now)
 		}
 	}
 	report()

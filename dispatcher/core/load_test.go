@@ -23,17 +23,16 @@ func newTold(t *testing.T, knobs map[string]float64) *told {
 	return w
 }
 
-// rank is a report of one rank: what runs, its KV use, its preemptions since it began.
-func rank(at, running int, kv float64, preempted int64) subjects.RankLoad {
-	waiting, slots, capacity := 0, 4, int64(1_000_000)
-	used := int64(kv * float64(capacity))
-	return subjects.RankLoad{Rank: at, Running: &running, Waiting: &waiting, KVUsedTokens: &used, KVCapacityTokens: &capacity, MaxRunning: &slots, PreemptionsTotal: &preempted}
+// preempting is a report of one rank, with its preemptions since it began.
+func preempting(at, running int, kv float64, preempted int64) subjects.RankLoad {
+	r := rank(at, running, 0, kv)
+	r.PreemptionsTotal = &preempted
+	return r
 }
 
 func (w *told) report(engine string, ranks ...subjects.RankLoad) {
 	w.seq++
-	n := len(ranks)
-	w.c.Step(core.Load{Load: subjects.Load{Engine: engine, Epoch: "x", Seq: w.seq, IntervalMS: 200, RanksAdvertised: &n, Source: "test", Ranks: ranks}}, w.now)
+	w.c.Step(loadOf(engine, "x", w.seq, ranks...), w.now)
 }
 
 // pass lets time pass, with contact and without reports.
@@ -72,8 +71,8 @@ func (w *told) places(n int) map[string]int {
 // reservations decide, and dispatch goes on until its reports come back.
 func TestSilentEnginesStillGetWorkByTheirReservations(t *testing.T) {
 	w := newTold(t, nil)
-	w.report("a", rank(0, 4, 0.99, 0)) // blocked by its KV
-	w.report("b", rank(0, 0, 0.1, 0))
+	w.report("a", preempting(0, 4, 0.99, 0)) // blocked by its KV
+	w.report("b", preempting(0, 0, 0.1, 0))
 	if got := w.places(4); got["b"] != 4 {
 		t.Fatalf("with a's KV full, 4 requests went %v: want all to b", got)
 	}
@@ -81,7 +80,7 @@ func TestSilentEnginesStillGetWorkByTheirReservations(t *testing.T) {
 	if got := w.places(8); got["a"] != 4 || got["b"] != 4 {
 		t.Errorf("with both silent, 8 requests went %v: want 4 each, by reservations", got)
 	}
-	w.report("b", rank(0, 0, 0.1, 0))
+	w.report("b", preempting(0, 0, 0.1, 0))
 	if got := w.places(8); got["a"] != 4 || got["b"] != 4 {
 		t.Errorf("with a silent, 8 requests went %v: want 4 each, one engine's report decides nothing", got)
 	}
@@ -91,8 +90,8 @@ func TestSilentEnginesStillGetWorkByTheirReservations(t *testing.T) {
 func TestAKVMarkEndsWithTheFirstHealthyReport(t *testing.T) {
 	w := newTold(t, nil)
 	all := func(kv float64) map[string]int {
-		w.report("a", rank(0, 3, kv, 0))
-		w.report("b", rank(0, 3, 0.95, 0))
+		w.report("a", preempting(0, 3, kv, 0))
+		w.report("b", preempting(0, 3, 0.95, 0))
 		return w.places(2)
 	}
 	for _, s := range []struct {
@@ -111,8 +110,8 @@ func TestRisingPreemptionsBlockForTheirTimeAndNoLonger(t *testing.T) {
 	w := newTold(t, map[string]float64{"sticky_trajectory": 1})
 	block := core.DefaultTimings().PreemptionBlock
 	both := func(preempted int64) {
-		w.report("a", rank(0, 1, 0.2, preempted))
-		w.report("b", rank(0, 1, 0.2, 900))
+		w.report("a", preempting(0, 1, 0.2, preempted))
+		w.report("b", preempting(0, 1, 0.2, 900))
 	}
 	both(500)
 	both(500)
@@ -143,8 +142,8 @@ func TestRisingPreemptionsBlockForTheirTimeAndNoLonger(t *testing.T) {
 // that does not report leaves no picture at all.
 func TestTheFullestRankDecidesAdmission(t *testing.T) {
 	w := newTold(t, nil)
-	w.report("a", rank(0, 1, 0.95, 0), rank(1, 1, 0.1, 0), rank(2, 1, 0.1, 0), rank(3, 1, 0.1, 0))
-	w.report("b", rank(0, 4, 0.5, 0))
+	w.report("a", preempting(0, 1, 0.95, 0), preempting(1, 1, 0.1, 0), preempting(2, 1, 0.1, 0), preempting(3, 1, 0.1, 0))
+	w.report("b", preempting(0, 4, 0.5, 0))
 	if got := w.places(4); got["b"] != 4 {
 		t.Errorf("with one of a's ranks full, 4 requests went %v: want all to b", got)
 	}

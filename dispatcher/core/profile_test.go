@@ -21,13 +21,11 @@ func TestRatesComeFromTheEngineElseItsProfileElseThePool(t *testing.T) {
 	now := time.Second
 	load := func(running int, decode, prefill float64) {
 		seq++
-		one, none, slots, capacity := 1, 0, 4, int64(1_000_000)
-		used := int64(0)
-		r := subjects.RankLoad{Running: &running, Waiting: &none, KVUsedTokens: &used, KVCapacityTokens: &capacity, MaxRunning: &slots}
+		r := rank(0, running, 0, 0)
 		if decode > 0 {
 			r.DecodeTokS, r.PrefillTokS = &decode, &prefill
 		}
-		c.Step(core.Load{Load: subjects.Load{Engine: "a", Epoch: life, Seq: seq, IntervalMS: 200, RanksAdvertised: &one, Source: "test", Ranks: []subjects.RankLoad{r}}}, now)
+		c.Step(loadOf("a", life, seq, r), now)
 	}
 	register := func(epoch string, decode, prefill *float64) {
 		life = epoch

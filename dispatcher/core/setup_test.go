@@ -190,3 +190,16 @@ func countsIn(out []core.Effect, name, label string) (n int) {
 	}
 	return n
 }
+
+// loadOf is an engine's report of its ranks.
+func loadOf(engine, epoch string, seq uint64, ranks ...subjects.RankLoad) core.Load {
+	n := len(ranks)
+	return core.Load{Load: subjects.Load{Engine: engine, Epoch: epoch, Seq: seq, IntervalMS: 200, RanksAdvertised: &n, Source: "test", Ranks: ranks}}
+}
+
+// rank is a report of one rank of a million tokens of KV, and slots of 4.
+func rank(at, running, waiting int, kv float64) subjects.RankLoad {
+	slots, capacity := 4, int64(1_000_000)
+	used := int64(kv * float64(capacity))
+	return subjects.RankLoad{Rank: at, Running: &running, Waiting: &waiting, KVUsedTokens: &used, KVCapacityTokens: &capacity, MaxRunning: &slots}
+}
