@@ -35,9 +35,11 @@ func (c *Core) verdict(e *engine, v prefix.Verdict) {
 	}
 }
 
+var cacheOps = map[string]prefix.Op{"stored": prefix.Stored, "removed": prefix.Removed, "cleared": prefix.Cleared}
+
 func (c *Core) putCache(ev Cache) {
 	e := c.engines[ev.Engine]
-	op, known := map[string]prefix.Op{"stored": prefix.Stored, "removed": prefix.Removed, "cleared": prefix.Cleared}[ev.Op]
+	op, known := cacheOps[ev.Op]
 	tier, tiered := prefix.ParseTier(ev.Tier)
 	if e == nil || !known || !tiered && ev.Op != "cleared" {
 		c.count("cache_events", "ignored")

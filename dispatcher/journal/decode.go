@@ -16,16 +16,16 @@ type decoder struct {
 	hashes []uint64 // by number
 	err    error
 	depth  int
-	names  map[string]string // strings that come again and again, each once
+	names  []string // the last strings read, by their ends
 }
 
 const (
-	maxName  = 48      // bytes of a string that is kept
-	maxNames = 1 << 14 // of them
+	maxName  = 48 // bytes of a string that is kept
+	nameBits = 10 // of the number of strings kept
 )
 
-// text is a string of a journal: names of jobs, engines and epochs come in
-// nearly every event.
+// text is a string of a journal. Names of jobs, engines, epochs and rollouts come
+// again and again: one that was read lately is not made anew.
 func (d *decoder) text() string {
 	b := d.bytes(d.uint())
 	if len(b) == 0 {
@@ -34,15 +34,18 @@ func (d *decoder) text() string {
 	if len(b) > maxName {
 		return string(b)
 	}
-	if s, ok := d.names[string(b)]; ok {
-		return s
+	if d.names == nil {
+		d.names = make([]string, 1<<nameBits)
 	}
-	if d.names == nil || len(d.names) >= maxNames {
-		d.names = make(map[string]string, 256)
+	end := uint64(len(b))
+	for _, c := range b[max(0, len(b)-8):] {
+		end = end<<7 ^ end>>57 ^ uint64(c)
 	}
-	s := string(b)
-	d.names[s] = s
-	return s
+	at := &d.names[end*0x9e3779b97f4a7c15>>(64-nameBits)]
+	if *at != string(b) {
+		*at = string(b)
+	}
+	return *at
 }
 
 // maxDepth of nested values: what stands in journals has five.
