@@ -32,7 +32,11 @@ type bus struct {
 func newBus(t *testing.T) *bus {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	t.Cleanup(cancel)
-	nc := natstest.Server(t).Conn(t)
+	return newBusOn(ctx, t, natstest.Server(t).Conn(t), subjects.Layout{Budget: 256 << 20})
+}
+
+func newBusOn(ctx context.Context, t *testing.T, nc *nats.Conn, layout subjects.Layout) *bus {
+	t.Helper()
 	js, err := jetstream.New(nc)
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +45,7 @@ func newBus(t *testing.T) *bus {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := subjects.Ensure(ctx, js, pool, subjects.Layout{Budget: 256 << 20}); err != nil {
+	if err := subjects.Ensure(ctx, js, pool, layout); err != nil {
 		t.Fatal(err)
 	}
 	rec, err := checker.Record(ctx, nc, pool)

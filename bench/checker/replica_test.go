@@ -11,7 +11,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/rollbus/rollbus/bench/checker"
 	"github.com/rollbus/rollbus/kvstate/natstest"
 	"github.com/rollbus/rollbus/subjects"
 )
@@ -28,29 +27,13 @@ func TestNothingIsOverwrittenUnseenWhileServersGoAway(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cluster := natstest.Cluster(t, 3)
-	nc := cluster.Conn(t)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool, err := subjects.NewPool("p")
-	if err != nil {
-		t.Fatal(err)
-	}
 	layout := subjects.Layout{Replicas: 3, Storage: jetstream.MemoryStorage, Budget: 256 << 20}
-	if err := subjects.Ensure(ctx, js, pool, layout); err != nil {
-		t.Fatal(err)
-	}
-	rec, err := checker.Record(ctx, nc, pool)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rec.Close()
+	b := newBusOn(ctx, t, cluster.Conn(t), layout)
 	var each []*nats.Conn
 	for _, n := range cluster.List {
 		each = append(each, n.Conn(t, nats.IgnoreDiscoveredServers()))
 	}
-	if err := rec.Watch(ctx, each...); err != nil {
+	if err := b.rec.Watch(ctx, each...); err != nil {
 		t.Fatal(err)
 	}
 
@@ -62,9 +45,9 @@ func TestNothingIsOverwrittenUnseenWhileServersGoAway(t *testing.T) {
 		defer tick.Stop()
 		for n := 0; writing.Err() == nil; n++ {
 			h := subjects.Held{State: subjects.StateBound, Bind: n + 1, Epoch: "x", Tokens: 10, LeftMS: 1000}
-			m := &nats.Msg{Subject: pool.ReservationSubject("e1", "j", fmt.Sprint(n%keys)), Header: h.Header()}
+			m := &nats.Msg{Subject: b.pool.ReservationSubject("e1", "j", fmt.Sprint(n%keys)), Header: h.Header()}
 			once, done := context.WithTimeout(writing, 300*time.Millisecond)
-			if _, err := js.PublishMsg(once, m, jetstream.WithRetryAttempts(0)); err == nil {
+			if _, err := b.js.PublishMsg(once, m, jetstream.WithRetryAttempts(0)); err == nil {
 				acked.Add(1)
 			}
 			done()
@@ -82,19 +65,19 @@ func TestNothingIsOverwrittenUnseenWhileServersGoAway(t *testing.T) {
 		more()
 		n.Stop()
 		natstest.Eventually(t, 30*time.Second, "a leader without "+n.Name(), func() bool {
-			return cluster.Leader(subjects.BucketStream(pool.Bucket(subjects.Reservations))) != nil
+			return cluster.Leader(subjects.BucketStream(b.pool.Bucket(subjects.Reservations))) != nil
 		})
 		more()
 		n.Start()
 		cluster.WaitReady()
-		for _, s := range pool.Streams(layout) {
+		for _, s := range b.pool.Streams(layout) {
 			cluster.WaitStream(s.Name)
 		}
 	}
 	stop()
 	writer.Wait()
 	n := int(acked.Load())
-	h, err := rec.Finish(ctx)
+	h, err := b.rec.Finish(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -91,16 +91,7 @@ func newGuarded(t *testing.T) *guarded {
 	g := &guarded{t: t, node: natstest.Server(t, natstest.Tweak(func(o *server.Options) { o.Users = users }))}
 	g.admin = g.node.Conn(t, nats.UserInfo("admin", "x"))
 	var err error
-	if g.js, err = jetstream.New(g.admin); err != nil {
-		t.Fatal(err)
-	}
-	if g.pool, err = subjects.NewPool("default"); err != nil {
-		t.Fatal(err)
-	}
-	layout := subjects.Layout{Budget: 256 << 20, LivenessTTL: time.Duration(credentialScale * float64(subjects.DefaultLivenessTTL))}
-	if err := subjects.Ensure(g.ctx(), g.js, g.pool, layout); err != nil {
-		t.Fatal(err)
-	}
+	g.js, g.pool = scaledPool(t, g.admin, "default", credentialScale)
 	if g.store, err = kvstate.Open(g.admin, g.pool); err != nil {
 		t.Fatal(err)
 	}

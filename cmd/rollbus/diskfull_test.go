@@ -15,10 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/rollbus/rollbus/bench/checker"
-	simengine "github.com/rollbus/rollbus/bench/engine"
 	"github.com/rollbus/rollbus/client"
 	"github.com/rollbus/rollbus/kvstate/natstest"
 	"github.com/rollbus/rollbus/subjects"
@@ -89,32 +86,14 @@ func TestADiskThatFillsUpLosesNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	node := natstest.Server(t, natstest.Dir(dir))
-	js, err := jetstream.New(node.Conn(t))
-	if err != nil {
-		t.Fatal(err)
-	}
 	const scale = 0.2
-	pool, err := subjects.NewPool("small")
-	if err != nil {
-		t.Fatal(err)
-	}
-	layout := subjects.Layout{Budget: 256 << 20, Record: true, LivenessTTL: time.Duration(scale * float64(subjects.DefaultLivenessTTL))}
-	if err := subjects.Ensure(ctx, js, pool, layout); err != nil {
-		t.Fatal(err)
-	}
+	_, pool := scaledPool(t, node.Conn(t), "small", scale)
 	rec, err := checker.Record(ctx, node.Conn(t), pool)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer rec.Close()
-	sim, err := simengine.New(simengine.Config{TimeScale: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := sim.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = sim.Close() })
+	sim := simulatedEngine(t, 2)
 	bin := program(t)
 	common := []string{"--server", node.URL(), "--pool", "small", "--timing-scale", fmt.Sprint(scale), "--http"}
 	dispatcherAt, agentAt := freeAddress(t), freeAddress(t)

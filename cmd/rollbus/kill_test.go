@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/rollbus/rollbus/bench/checker"
@@ -67,6 +68,40 @@ func (p *process) begin() {
 	}
 }
 
+// scaledPool makes a pool whose registrations live for that part of the default.
+func scaledPool(t *testing.T, nc *nats.Conn, name string, scale float64) (jetstream.JetStream, subjects.Pool) {
+	t.Helper()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool, err := subjects.NewPool(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), awaitWithin)
+	defer cancel()
+	layout := subjects.Layout{Budget: 256 << 20, Record: true, LivenessTTL: time.Duration(scale * float64(subjects.DefaultLivenessTTL))}
+	if err := subjects.Ensure(ctx, js, pool, layout); err != nil {
+		t.Fatal(err)
+	}
+	return js, pool
+}
+
+// simulatedEngine starts an engine that runs so many times as fast as what it models.
+func simulatedEngine(t *testing.T, speed float64) *simengine.Server {
+	t.Helper()
+	sim, err := simengine.New(simengine.Config{TimeScale: speed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sim.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = sim.Close() })
+	return sim
+}
+
 // kill is SIGKILL: nothing is given back, nothing is said.
 func (p *process) kill() {
 	if p.cmd.ProcessState == nil {
@@ -95,18 +130,7 @@ func TestOneAnswerEachThroughKillsOfRealProcesses(t *testing.T) {
 	defer cancel()
 	node := natstest.Server(t)
 	nc := node.Conn(t)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool, err := subjects.NewPool("kill")
-	if err != nil {
-		t.Fatal(err)
-	}
-	layout := subjects.Layout{Budget: 256 << 20, LivenessTTL: time.Duration(scale * float64(subjects.DefaultLivenessTTL))}
-	if err := subjects.Ensure(ctx, js, pool, layout); err != nil {
-		t.Fatal(err)
-	}
+	_, pool := scaledPool(t, nc, "kill", scale)
 	rec, err := checker.Record(ctx, nc, pool)
 	if err != nil {
 		t.Fatal(err)
@@ -119,14 +143,7 @@ func TestOneAnswerEachThroughKillsOfRealProcesses(t *testing.T) {
 	d1, _ := daemon("dispatcher", "--name", "d1"), daemon("dispatcher", "--name", "d2")
 	var agents []*process
 	for i := range 2 {
-		sim, err := simengine.New(simengine.Config{TimeScale: 4})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := sim.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = sim.Close() })
+		sim := simulatedEngine(t, 4)
 		agents = append(agents, daemon("agent", "--engine", fmt.Sprintf("e%d=openai=%s", i+1, sim.URL()), "--slots", "12"))
 	}
 
