@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/rollbus/rollbus/dispatcher/core"
@@ -59,7 +60,7 @@ type cores struct {
 	order   [maxLive]kept
 	turn    int
 	steps   int
-	verify  bool // step each edge twice
+	verify  bool // step every edge twice, not one of verifyEvery
 	jump    time.Duration
 	err     error
 }
@@ -128,7 +129,7 @@ func (c *cores) step(d int8, from int32, ev uint32, now uint8) edge {
 	}
 	e := edge{effects: c.take(x, ev, now)}
 	key := coreKey{d, c.fingerprint(x)}
-	if c.verify {
+	if c.verify || len(c.edges)%verifyEvery == 0 {
 		c.compare(k, e.effects, key.digest)
 	}
 	to, seen := c.known[key]
@@ -152,6 +153,9 @@ func (c *cores) compare(k edgeKey, effects []uint32, want digest) {
 		c.err = fmt.Errorf("two cores of dispatcher %d with one fingerprint go apart at %s", k.dispatcher, c.events.key(k.ev))
 	}
 }
+
+// verifyEvery is of how many steps one is taken twice: see compare.
+const verifyEvery = 32
 
 // maxLive bounds the cores that are kept.
 const maxLive = 256
@@ -216,7 +220,8 @@ func (c *cores) effect(e core.Effect) uint32 {
 func (c *cores) fingerprint(x *core.Core) digest {
 	p := x.Checkpoint()
 	p.Picks, p.Lengths, p.Settings = 0, policy.LengthsState{}, subjects.Settings{} // those of the scene
-	p.Retired.Order, p.Index = nil, withoutCounts(p.Index)
+	p.Index = withoutCounts(p.Index)
+	slices.SortStableFunc(p.Retired.Order, func(a, b core.RetiredBind) int { return strings.Compare(a.Key, b.Key) }) // a copy; its order is for what never expires here
 	for i := range p.Engines {
 		p.Engines[i].Picked = 0
 	}
