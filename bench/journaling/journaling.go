@@ -105,15 +105,10 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 // replay compares reading, stepping and comparing with stepping alone.
 func (r *Result) replay(ctx context.Context, cfg Config) error {
 	cfg.Progress("recording in virtual time")
-	run, err := recorded.Make(recorded.Options{
-		Seed: 1, Settings: policy.Recommended(), Engines: cfg.Engines, Slots: 16, Rollouts: cfg.Rollouts, Prompt: 1024, Output: 64, Cache: true, KVTokens: 400_000,
-		Limit: 10 * time.Hour, Journal: journal.Options{CheckpointAge: 10 * time.Second},
-	})
+	d, err := record(cfg)
 	if err != nil {
 		return err
 	}
-	d := run.Dispatchers[0]
-	run = nil // a large heap would be searched for garbage in every turn
 	journals, problems := journal.Split(journal.Slice(d.Frames))
 	if len(journals) != 1 || len(problems) > 0 {
 		return fmt.Errorf("the recorded run cannot be read: %w", errors.Join(problems...))
@@ -152,6 +147,19 @@ func (r *Result) replay(ctx context.Context, cfg Config) error {
 	r.PerCPU, r.EventsCPU = float64(r.Decisions)/replayed.Seconds(), float64(r.Events)/replayed.Seconds()
 	r.ToLive = float64(replayed) / float64(live)
 	return r.checkpoint(d, c)
+}
+
+// record keeps the frames alone: a large heap would be searched for garbage in
+// every turn.
+func record(cfg Config) (*recorded.Dispatcher, error) {
+	run, err := recorded.Make(recorded.Options{
+		Seed: 1, Settings: policy.Recommended(), Engines: cfg.Engines, Slots: 16, Rollouts: cfg.Rollouts, Prompt: 1024, Output: 64, Cache: true, KVTokens: 400_000,
+		Limit: 10 * time.Hour, Journal: journal.Options{CheckpointAge: 10 * time.Second},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return run.Dispatchers[0], nil
 }
 
 type step struct {
