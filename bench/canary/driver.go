@@ -19,9 +19,15 @@ type driver struct {
 	arm    *arm
 	client *client.Client
 	w      workload.Workload
-	said   map[uint64][]uint32 // outputs by their segment
-	turns  map[string]turn
+	said   map[uint64][]uint32      // outputs by their segment
+	turns  map[string]time.Duration // when they were released, by id
 	fail   context.CancelCauseFunc
+
+	start    time.Time
+	held     time.Duration // how long the releases stood still
+	from     time.Duration // of what is measured
+	counting bool
+	rest     bool // is released
 
 	whole  []float64
 	lines  []string
@@ -43,24 +49,13 @@ func (d *driver) run(ctx context.Context, answers <-chan *subjects.Result) error
 		byID[d.w.Rollouts[i].ID] = &d.w.Rollouts[i]
 	}
 	d.shares = map[string]int{}
-	scale := d.arm.cfg.Scale
-	start := time.Now()
-	now := func() time.Duration { return time.Duration(float64(time.Since(start)) * scale) }
+	d.start = time.Now()
 	pace := d.w.Pace(0)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	counting, rest := false, false
 	for pace.Left() > 0 {
-		if !counting && now() >= contest.CanaryReady {
-			counting = true
-			d.arm.seen.begin()
-		}
-		if !rest && now() >= contest.CanaryRest {
-			rest = true
-			d.arm.seen.start(engineNames())
-		}
-		for _, r := range pace.Due(now()) {
-			d.turns[r.ID] = turn{at: now(), prompt: r.PromptTokens()}
+		for _, r := range pace.Due(d.paced()) {
+			d.turns[r.ID] = d.now()
 			q := r.Request(workload.RequestOptions{Forced: true, Outputs: func(id uint64) []uint32 { return d.said[id] }})
 			submits.Go(func() error {
 				if _, err := d.client.Submit(ctx, q); err != nil {
@@ -70,7 +65,7 @@ func (d *driver) run(ctx context.Context, answers <-chan *subjects.Result) error
 			})
 		}
 		if at, ok := pace.Next(); ok {
-			timer.Reset(time.Duration(float64(at-now()) / scale))
+			timer.Reset(max(look, time.Duration(float64(at-d.paced())/d.arm.cfg.Scale)))
 		}
 		select {
 		case <-timer.C:
@@ -80,8 +75,8 @@ func (d *driver) run(ctx context.Context, answers <-chan *subjects.Result) error
 				return fmt.Errorf("an answer to %s, which was not asked for", res.ID)
 			}
 			d.said[r.OutputSegment().ID] = res.TokenIDs
-			d.count(r, res, now())
-			pace.Answered(now(), res.Job, res.ID)
+			d.count(r, res)
+			pace.Answered(d.paced(), res.Job, res.ID)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -90,11 +85,43 @@ func (d *driver) run(ctx context.Context, answers <-chan *subjects.Result) error
 	return nil
 }
 
-func (d *driver) count(r *workload.Rollout, res *subjects.Result, now time.Duration) {
+const (
+	look     = 5 * time.Millisecond // between looks at whether something is due
+	holdMost = 30 * time.Second     // that the rest waits for the first ones to run
+)
+
+// now is the time of the modelled engines since the start.
+func (d *driver) now() time.Duration {
+	return time.Duration(float64(time.Since(d.start)) * d.arm.cfg.Scale)
+}
+
+// paced is the time that releases go by: it stands still before the rest is
+// released until all of the first ones run, since this machine may be slow to
+// bring them there. What is measured goes by now.
+func (d *driver) paced() time.Duration {
+	t := d.now() - d.held
+	if t >= contest.CanaryReady && !d.counting {
+		d.counting, d.from = true, d.now()
+		d.arm.seen.begin()
+	}
+	if t < contest.CanaryRest || d.rest {
+		return t
+	}
+	if d.arm.seen.total() < contest.CanaryFirst && d.held < time.Duration(float64(holdMost)*d.arm.cfg.Scale) {
+		t = contest.CanaryRest - time.Millisecond
+		d.held = d.now() - t
+		return t
+	}
+	d.rest = true
+	d.arm.seen.start(engineNames())
+	return t
+}
+
+func (d *driver) count(r *workload.Rollout, res *subjects.Result) {
 	if r.Trajectory == "" {
 		return // it made the owner
 	}
-	a, t := d.arm.out, d.turns[r.ID]
+	a := d.arm.out
 	a.Turns++
 	if res.Status.Sample() {
 		a.Completed++
@@ -102,7 +129,7 @@ func (d *driver) count(r *workload.Rollout, res *subjects.Result, now time.Durat
 	if p := d.arm.cfg.Progress; p != nil {
 		p(a.Name, a.Turns, len(d.w.Rollouts)-1)
 	}
-	d.whole = append(d.whole, (now - t.at).Seconds())
+	d.whole = append(d.whole, (d.now() - d.turns[r.ID]).Seconds())
 	d.lines = append(d.lines, fmt.Sprintf("%s %s", r.ID, contest.CanaryDigest(res.TokenIDs)))
 	if res.Usage != nil {
 		a.PromptTokens += res.Usage.PromptTokens
@@ -115,14 +142,14 @@ func (d *driver) count(r *workload.Rollout, res *subjects.Result, now time.Durat
 	if at := d.arm.seen.seededAt(res.Key()); !at.IsZero() && a.SeedS == 0 {
 		a.SeedS = time.Since(at).Seconds() * d.arm.cfg.Scale
 	}
-	d.last = now
+	d.last = d.now()
 }
 
 func (d *driver) finish() {
 	a := d.arm.out
 	slices.Sort(d.whole)
 	slices.Sort(d.lines)
-	a.WallS = (d.last - contest.CanaryReady).Seconds()
+	a.WallS = (d.last - d.from).Seconds()
 	a.TokS = float64(d.tokens) / a.WallS
 	a.P50S, a.P95S = d.whole[len(d.whole)/2], d.whole[len(d.whole)*95/100]
 	a.OutputSHA256 = contest.CanaryDigest(d.lines)

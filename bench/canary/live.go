@@ -185,12 +185,6 @@ func (x *arm) awaitEngines(ctx context.Context) error {
 // exactEvents is what an engine registers whose cache events can be followed.
 const exactEvents = "exact"
 
-// turn is a rollout that was submitted.
-type turn struct {
-	at     time.Duration
-	prompt int
-}
-
 // drive submits the workload as answers come, at the time scale, and counts.
 func (x *arm) drive(ctx context.Context) error {
 	c, err := client.Open(ctx, x.nc, poolName, jobName)
@@ -214,7 +208,7 @@ func (x *arm) drive(ctx context.Context) error {
 			}
 		}
 	}()
-	d := &driver{arm: x, client: c, w: contest.CanaryWorkload(), said: map[uint64][]uint32{}, turns: map[string]turn{}, fail: cancel}
+	d := &driver{arm: x, client: c, w: contest.CanaryWorkload(), said: map[uint64][]uint32{}, turns: map[string]time.Duration{}, fail: cancel}
 	return d.run(ctx, answers)
 }
 

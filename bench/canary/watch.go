@@ -100,11 +100,21 @@ func (w *watch) load(m *nats.Msg) {
 		}
 	}
 	w.running[l.Engine], w.preempts[l.Engine] = n, preempts
-	sum := 0
+	w.arm.RunningMax = max(w.arm.RunningMax, w.sum())
+}
+
+func (w *watch) sum() (n int) {
 	for _, v := range w.running {
-		sum += v
+		n += v
 	}
-	w.arm.RunningMax = max(w.arm.RunningMax, sum)
+	return n
+}
+
+// total is how many run now.
+func (w *watch) total() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.sum()
 }
 
 // begin starts counting decisions.

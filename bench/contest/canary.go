@@ -37,8 +37,9 @@ const (
 	CanaryRest  = CanaryReady + 10*time.Second // the first ones are running by then
 )
 
-// CanarySlots and CanaryKV are of one engine.
+// CanarySlots and CanaryKV are of one engine; CanaryFirst is how many fill the owner.
 const (
+	CanaryFirst = canaryFirst
 	CanarySlots = canarySlots
 	CanaryKV    = canaryKV
 )
