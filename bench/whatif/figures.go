@@ -107,11 +107,11 @@ func mean(v []float64) float64 {
 }
 
 // at is the nearest rank of sorted values.
-func at(v []float64, q float64) float64 {
-	if len(v) == 0 {
-		return 0
+func at(sorted []float64, q float64) (v float64) {
+	if n := len(sorted); n > 0 {
+		v = sorted[min(n-1, int(q*float64(n)))]
 	}
-	return v[min(len(v)-1, int(q*float64(len(v))))]
+	return v
 }
 
 // recorded is what the journals say of each rollout.

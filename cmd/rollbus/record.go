@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"io"
+	"iter"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -63,19 +64,30 @@ func (c *Record) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	m := journal.Manifest{Pool: pool.String(), Program: programVersion(), Made: time.Now().UTC().Format(time.RFC3339)}
-	return c.write(a, func(w io.Writer) (journal.BundleSummary, error) { return journal.WriteBundle(w, m, frames) })
+	return c.write(a, manifest(pool.String()), frames)
 }
 
-// write makes the file; half a one is taken away.
-func (c *Record) write(a *app, put func(io.Writer) (journal.BundleSummary, error)) error {
+// create makes the file; half a one is taken away.
+func (c *Record) create(put func(io.Writer) error) error {
 	f, err := os.OpenFile(filepath.Clean(c.Out), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return coded(exitUsage, "%w (give another --out)", err)
 	}
-	s, err := put(f)
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err := errors.Join(put(f), f.Close()); err != nil {
 		return errors.Join(err, os.Remove(c.Out))
+	}
+	return nil
+}
+
+// write makes a bundle and prints what is in it.
+func (c *Record) write(a *app, m journal.Manifest, frames iter.Seq2[[]byte, error]) error {
+	var s journal.BundleSummary
+	err := c.create(func(w io.Writer) (err error) {
+		s, err = journal.WriteBundle(w, m, frames)
+		return err
+	})
+	if err != nil {
+		return err
 	}
 	p := a.printer()
 	return p.one(s, func() error {
@@ -89,12 +101,9 @@ func (c *Record) exported(a *app) error {
 	if err != nil {
 		return err
 	}
-	journals, problems, err := c.readSpan(a, from, until)
+	journals, _, err := c.readTold(a, from, until)
 	if err != nil {
 		return err
-	}
-	for _, e := range problems {
-		a.say("rollbus: %v", e)
 	}
 	t, err := whatif.Extract(journals, from, until)
 	if err != nil {
@@ -104,12 +113,8 @@ func (c *Record) exported(a *app) error {
 	if t.Unfinished+t.Unplaced > 0 {
 		a.say("%d rollouts are not in it: %d not whole within the span, %d never bound", t.Unfinished+t.Unplaced, t.Unfinished, t.Unplaced)
 	}
-	f, err := os.OpenFile(filepath.Clean(c.Out), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return coded(exitUsage, "%w (give another --out)", err)
-	}
-	if err := errors.Join(workload.Write(f, rows), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(c.Out))
+	if err := c.create(func(w io.Writer) error { return workload.Write(w, rows) }); err != nil {
+		return err
 	}
 	p := a.printer()
 	return p.one(map[string]any{"file": c.Out, "rows": len(rows)}, func() error { return p.fields("file", c.Out, "rows", number(len(rows))) })
@@ -134,8 +139,11 @@ func (c *Record) imported(a *app) error {
 	if err != nil {
 		return coded(exitUsage, "import %s: %w", c.Import, err)
 	}
-	m := journal.Manifest{Pool: "imported", Program: programVersion(), Made: time.Now().UTC().Format(time.RFC3339), Modelled: true}
-	return c.write(a, func(w io.Writer) (journal.BundleSummary, error) {
-		return journal.WriteBundle(w, m, journal.Slice(frames))
-	})
+	m := manifest("imported")
+	m.Modelled = true
+	return c.write(a, m, journal.Slice(frames))
+}
+
+func manifest(pool string) journal.Manifest {
+	return journal.Manifest{Pool: pool, Program: programVersion(), Made: time.Now().UTC().Format(time.RFC3339)}
 }

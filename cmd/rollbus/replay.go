@@ -122,6 +122,18 @@ func (s journalSource) readSpan(a *app, from, until int64) ([]*journal.Journal, 
 	return s.split(a, frames)
 }
 
+// readTold is readSpan, and says what cannot be read. whole tells that nothing was said.
+func (s journalSource) readTold(a *app, from, until int64) (journals []*journal.Journal, whole bool, err error) {
+	journals, problems, err := s.readSpan(a, from, until)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, e := range problems {
+		a.say("rollbus: %v", e)
+	}
+	return journals, len(problems) == 0, nil
+}
+
 func (s journalSource) split(a *app, frames iter.Seq2[[]byte, error]) ([]*journal.Journal, []error, error) {
 	all, problems := journal.Split(frames)
 	var out []*journal.Journal
@@ -233,17 +245,13 @@ func (c *Replay) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	journals, problems, err := c.readSpan(a, o.From, o.Until)
+	journals, ok, err := c.readTold(a, o.From, o.Until)
 	if err != nil {
 		return err
-	}
-	for _, e := range problems {
-		a.say("rollbus: %v", e)
 	}
 	if brk != nil {
 		return showBreak(a, journals, o, brk)
 	}
-	ok := len(problems) == 0
 	reports := make([]*journal.Report, 0, len(journals))
 	for _, j := range journals {
 		rep, err := c.replay(a, j, o)

@@ -45,12 +45,9 @@ func (c *WhatIf) Run(a *app) error {
 	if c.Seeds < 1 || c.Seeds > 50 {
 		return coded(exitUsage, "--seeds %d: give 1 to 50", c.Seeds)
 	}
-	journals, problems, err := c.readSpan(a, from, until)
+	journals, _, err := c.readTold(a, from, until)
 	if err != nil {
 		return err
-	}
-	for _, e := range problems {
-		a.say("rollbus: %v", e)
 	}
 	t, err := whatif.Extract(journals, from, until)
 	if errors.Is(err, whatif.ErrEmpty) {
