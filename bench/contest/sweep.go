@@ -122,11 +122,12 @@ func sweep(ctx context.Context, cfg Config, s served) (*Report, error) {
 	return r, nil
 }
 
-// patient is the recommended policy with a knob turned: it escapes to the least
-// loaded engine later. Shown beside, for workloads of long prompts.
+// patient is the recommended policy told what these engines prefill, instead of
+// the pool's careful default, and slower to escape to the least loaded engine.
+// Shown beside, for workloads of long prompts.
 func patient() Contender {
-	return Contender{Name: policy.ProjectedTime + "*", Kind: "tuned", Setting: "escape_floor=3", Run: func(c *Case) (*Outcome, error) {
-		return c.Bus(subjects.Settings{Policy: policy.ProjectedTime, Mode: subjects.ModeEnforce, Knobs: map[string]float64{"escape_floor": 3}})
+	return Contender{Name: policy.ProjectedTime + "*", Kind: "tuned", Setting: "escape_floor=3, prefill_tok_s=20000", Run: func(c *Case) (*Outcome, error) {
+		return c.Bus(subjects.Settings{Policy: policy.ProjectedTime, Mode: subjects.ModeEnforce, Knobs: map[string]float64{"escape_floor": 3, "prefill_tok_s": 20_000}})
 	}}
 }
 
