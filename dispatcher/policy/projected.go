@@ -32,26 +32,41 @@ const maxOccupancy = 0.999
 func (p *projectedTime) score(r *round) {
 	out := r.grow()
 	r.load = growTo(r.load, len(out))
-	r.rateless = r.rateless[:0]
+	r.learnPeers()
+	least := math.MaxFloat64
+	for k, i := range r.adm {
+		known := r.rate[k]
+		t := r.times(&r.in.Candidates[i], among(known.decode, r.peers.decode), among(known.prefill, r.peers.prefill))
+		load := t.load()
+		out[k], r.load[k] = load+t.prefill, load
+		if load < least {
+			least = load
+		}
+	}
+	r.leastLoad = least
+}
+
+// learnPeers takes the mean of the rates that are known. They were noted while
+// the candidates were looked at anyway, by their reports: on reservations alone
+// their profiles count.
+func (r *round) learnPeers() {
+	if r.basis != BasisEngine {
+		for k, i := range r.adm {
+			c := &r.in.Candidates[i]
+			r.rate[k] = rates{c.ProfileDecodeTokS, c.ProfilePrefillTokS}
+		}
+	}
 	var sum rates
 	decodes, prefills := 0, 0
-	r.leastLoad = math.MaxFloat64
-	for k, i := range r.adm {
-		c := &r.in.Candidates[i]
-		decode, prefill := r.known(c)
-		if decode > 0 {
-			sum.decode += decode
+	for _, known := range r.rate {
+		if known.decode > 0 {
+			sum.decode += known.decode
 			decodes++
 		}
-		if prefill > 0 {
-			sum.prefill += prefill
+		if known.prefill > 0 {
+			sum.prefill += known.prefill
 			prefills++
 		}
-		if !(decode > 0 && prefill > 0) {
-			r.rateless = append(r.rateless, int32(k)) // when its peers' are known
-			continue
-		}
-		r.put(k, r.times(c, decode, prefill))
 	}
 	r.peers = rates{r.s.DecodeTokS, r.s.PrefillTokS}
 	if decodes > 0 {
@@ -59,19 +74,6 @@ func (p *projectedTime) score(r *round) {
 	}
 	if prefills > 0 {
 		r.peers.prefill = sum.prefill / float64(prefills)
-	}
-	for _, k := range r.rateless {
-		c := &r.in.Candidates[r.adm[k]]
-		decode, prefill := r.rates(c)
-		r.put(int(k), r.times(c, decode, prefill))
-	}
-}
-
-func (r *round) put(k int, t times) {
-	load := t.load()
-	r.score[k], r.load[k] = load+t.prefill, load
-	if load < r.leastLoad {
-		r.leastLoad = load
 	}
 }
 
@@ -150,17 +152,27 @@ func among(own, peers float64) float64 {
 
 // known rates of a candidate; 0 = none.
 func (r *round) known(c *Candidate) (decode, prefill float64) {
-	decode, prefill = c.ProfileDecodeTokS, c.ProfilePrefillTokS
 	if r.basis != BasisEngine {
-		return decode, prefill
+		return c.ProfileDecodeTokS, c.ProfilePrefillTokS
 	}
-	if own := c.Observed.DecodeTokS; own > 0 {
-		decode = bounded(own, or(decode, r.s.DecodeTokS), r.s.RateBound)
+	known := c.shown(r.s)
+	return known.decode, known.prefill
+}
+
+// shown rates are those of a report, held to profile and defaults, else the profile's.
+func (c *Candidate) shown(s *Settings) rates {
+	known := rates{c.ProfileDecodeTokS, c.ProfilePrefillTokS}
+	o := c.Observed
+	if o == nil {
+		return known
 	}
-	if own := c.Observed.PrefillTokS; own > 0 {
-		prefill = bounded(own, or(prefill, r.s.PrefillTokS), r.s.RateBound)
+	if o.DecodeTokS > 0 {
+		known.decode = bounded(o.DecodeTokS, or(known.decode, s.DecodeTokS), s.RateBound)
 	}
-	return decode, prefill
+	if o.PrefillTokS > 0 {
+		known.prefill = bounded(o.PrefillTokS, or(known.prefill, s.PrefillTokS), s.RateBound)
+	}
+	return known
 }
 
 func or(v, other float64) float64 {
@@ -246,9 +258,13 @@ func (r *round) barrier(c *Candidate) float64 {
 	capacity := float64(c.CapacityTokens)
 	full := float64(r.tokens(c)) + own
 	if r.kv {
-		full = max(full, float64(c.Observed.KVUsageWorst*capacity)+float64(own*float64(max(1, c.Ranks))))
+		if worst := float64(c.Observed.KVUsageWorst*capacity) + float64(own*float64(max(1, c.Ranks))); worst > full {
+			full = worst
+		}
 	}
-	full = min(full, float64(maxOccupancy*capacity))
+	if most := float64(maxOccupancy * capacity); full > most {
+		full = most
+	}
 	if full <= 0 {
 		return 0
 	}

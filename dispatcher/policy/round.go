@@ -36,7 +36,7 @@ type round struct {
 	best  float64   // least score
 	// leastLoad is the least of load.
 	peers     rates   // of projected_time: mean rates of the candidates that have some
-	rateless  []int32 // positions in adm of those that have none of one kind
+	rate      []rates // of adm, known from reports
 	leastLoad float64
 	tied      int
 }
@@ -67,6 +67,8 @@ func (r *round) pass(exclude bool) {
 	r.adm = r.adm[:0]
 	r.capacity, r.slots = true, true
 	observed, used, kv, uncached, running := true, true, true, true, true
+	r.rate = r.rate[:0]
+	rated := r.s.Policy == ProjectedTime
 	req := &r.in.Request
 	for i := range r.in.Candidates {
 		c := &r.in.Candidates[i]
@@ -97,6 +99,9 @@ func (r *round) pass(exclude bool) {
 		r.filter[i] = f
 		if f == FilterNone {
 			r.adm = append(r.adm, int32(i))
+			if rated {
+				r.rate = append(r.rate, c.shown(r.s))
+			}
 		} else {
 			r.count[f]++
 		}
