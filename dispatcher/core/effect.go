@@ -210,7 +210,7 @@ type Considered struct {
 	Tokens   int64   `json:"tokens"`             // in use or reserved
 	Cached   float64 `json:"cached,omitempty"`   // tokens of the prompt credited as cached
 	KVUsage  float64 `json:"kv_usage,omitempty"` // of the fullest rank; -1 = unknown
-	// Of projected_time: tokens/s that it counted with, and where from: engine, profile, default.
+	// Of projected_time: tokens/s that it counted with, and where from: engine, profile, peers, default.
 	DecodeTokS  float64 `json:"decode_tok_s,omitempty"`
 	PrefillTokS float64 `json:"prefill_tok_s,omitempty"`
 	DecodeFrom  string  `json:"decode_from,omitempty"`
