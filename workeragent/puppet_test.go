@@ -31,6 +31,7 @@ type call struct {
 	write  chan string
 	gone   chan struct{} // the agent has closed the connection
 	t      *testing.T
+	said   int // tokens so far
 }
 
 func newPuppet(t *testing.T) *puppet {
@@ -128,6 +129,7 @@ func (c *call) say(s string) {
 func (c *call) tokens(ids ...uint32) {
 	c.t.Helper()
 	b, _ := json.Marshal(ids)
+	c.said += len(ids)
 	text := ""
 	for _, id := range ids {
 		text += string(rune('a' + id%26))
@@ -138,7 +140,8 @@ func (c *call) tokens(ids ...uint32) {
 // finish ends the answer well.
 func (c *call) finish(reason string) {
 	c.t.Helper()
-	c.say(fmt.Sprintf("data: {\"choices\":[{\"index\":0,\"text\":\"\",\"token_ids\":[],\"finish_reason\":%q}]}\n\ndata: [DONE]\n\n", reason))
+	c.say(fmt.Sprintf("data: {\"choices\":[{\"index\":0,\"text\":\"\",\"token_ids\":[],\"finish_reason\":%q}],"+
+		"\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":%d}}\n\ndata: [DONE]\n\n", reason, c.said))
 	c.end()
 }
 

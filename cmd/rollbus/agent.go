@@ -8,6 +8,7 @@ import (
 	simengine "github.com/rollbus/rollbus/bench/engine"
 	"github.com/rollbus/rollbus/bench/engine/fakes"
 	"github.com/rollbus/rollbus/workeragent"
+	"github.com/rollbus/rollbus/workeragent/engine"
 )
 
 // AgentCmd runs an agent, or looks at an engine as an agent would.
@@ -19,17 +20,18 @@ type AgentCmd struct {
 
 // Agent is the daemon beside the engines.
 type Agent struct {
-	Engine       []string      `short:"e" required:"" help:"Engines of this node: [name=]kind=url." placeholder:"SPEC"`
-	Name         string        `help:"Name of the agent, for people." placeholder:"NAME"`
-	Slots        int           `help:"Requests that one engine runs at once; 0 = what it reports." placeholder:"N"`
-	Model        string        `help:"Model to name to the engines; without one what they list first." placeholder:"NAME"`
-	APIKey       string        `name:"api-key" help:"Bearer token for the engines; better in ROLLBUS_API_KEY." placeholder:"TEXT"`
-	Capacity     int64         `name:"capacity-tokens" help:"KV cache of one engine, tokens, where it neither reports it nor ever did." placeholder:"N"`
-	MaxModelLen  int           `help:"Longest context of one engine, tokens, where it does not report it." placeholder:"N"`
-	SpoolDir     string        `type:"path" help:"Keep answers that cannot be stored yet on disk too." placeholder:"DIR"`
-	StateDir     string        `type:"path" help:"Keep what engines report of themselves here, for when they do not; without it in the user's state folder." placeholder:"DIR"`
-	DrainTimeout time.Duration `default:"5m" help:"How long a stop waits for what runs." placeholder:"DURATION"`
-	Init         bool          `help:"Make the pool's streams where they are missing."`
+	Engine            []string      `short:"e" required:"" help:"Engines of this node: [name=]kind=url." placeholder:"SPEC"`
+	Name              string        `help:"Name of the agent, for people." placeholder:"NAME"`
+	Slots             int           `help:"Requests that one engine runs at once; 0 = what it reports." placeholder:"N"`
+	Model             string        `help:"Model to name to the engines; without one what they list first." placeholder:"NAME"`
+	APIKey            string        `name:"api-key" help:"Bearer token for the engines; better in ROLLBUS_API_KEY." placeholder:"TEXT"`
+	Capacity          int64         `name:"capacity-tokens" help:"KV cache of one engine, tokens, where it neither reports it nor ever did." placeholder:"N"`
+	MaxModelLen       int           `help:"Longest context of one engine, tokens, where it does not report it." placeholder:"N"`
+	AcceptMissingDone bool          `help:"Take an answer for whole at its finish reason, without end mark and usage: for engines that send neither."`
+	SpoolDir          string        `type:"path" help:"Keep answers that cannot be stored yet on disk too." placeholder:"DIR"`
+	StateDir          string        `type:"path" help:"Keep what engines report of themselves here, for when they do not; without it in the user's state folder." placeholder:"DIR"`
+	DrainTimeout      time.Duration `default:"5m" help:"How long a stop waits for what runs." placeholder:"DURATION"`
+	Init              bool          `help:"Make the pool's streams where they are missing."`
 	eventFlags
 	layoutFlags
 	httpFlag
@@ -75,7 +77,7 @@ func (c *Agent) Run(a *app) error {
 	cfg.Timings = workeragent.DefaultTimings().Scale(c.TimingScale)
 	cfg.Timings.DrainTimeout = c.DrainTimeout
 	for _, s := range specs {
-		adapter, found, err := s.adapter(a.ctx, c.Model, c.APIKey, events[s.name])
+		adapter, found, err := s.adapter(a.ctx, engine.OpenAIConfig{Model: c.Model, APIKey: c.APIKey, AcceptMissingDone: c.AcceptMissingDone}, events[s.name])
 		if err != nil {
 			return err
 		}

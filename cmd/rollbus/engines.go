@@ -134,10 +134,10 @@ const detectWait = 15 * time.Second
 
 // adapter makes the engine's adapter. With auto the server is asked, and has to
 // answer; the detection tells what by.
-func (e engineSpec) adapter(ctx context.Context, model, apiKey string, events engine.EventsConfig) (engine.Adapter, engine.Detection, error) {
+func (e engineSpec) adapter(ctx context.Context, cfg engine.OpenAIConfig, events engine.EventsConfig) (engine.Adapter, engine.Detection, error) {
 	ctx, cancel := context.WithTimeout(ctx, detectWait)
 	defer cancel()
-	a, d, err := engine.Open(ctx, e.kind+"="+e.url, engine.Options{OpenAI: engine.OpenAIConfig{Model: model, APIKey: apiKey}, Events: events})
+	a, d, err := engine.Open(ctx, e.kind+"="+e.url, engine.Options{OpenAI: cfg, Events: events})
 	switch {
 	case err == nil:
 		return a, d, nil

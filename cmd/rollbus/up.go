@@ -114,7 +114,7 @@ func (c *Up) config(a *app) (local.Config, error) {
 			e.Sim = &sim
 		} else {
 			var found engine.Detection
-			if e.Adapter, found, err = s.adapter(a.ctx, "", c.APIKey, events[s.name]); err != nil {
+			if e.Adapter, found, err = s.adapter(a.ctx, engine.OpenAIConfig{APIKey: c.APIKey}, events[s.name]); err != nil {
 				return cfg, err
 			}
 			e.URL, sims = s.url, false

@@ -27,7 +27,7 @@ type OpenAIConfig struct {
 	// APIKey is sent as a bearer token when it is not empty.
 	APIKey string
 	// AcceptMissingDone takes a stream for complete that gave a finish reason
-	// and then ended without its end mark. Off: it counts as failed.
+	// and then ended without its end mark, or without usage. Off: it counts as failed.
 	AcceptMissingDone bool
 	// NoTokenIDs leaves return_token_ids out, for servers that refuse fields
 	// they do not know.

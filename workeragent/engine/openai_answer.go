@@ -16,6 +16,7 @@ const (
 	codeNoEnd         = "no_end_of_stream" // a finish reason, then no end mark
 	codeNoReason      = "no_finish_reason" // an end mark, no finish reason
 	codeEmpty         = "empty_completion" // a finish reason, nothing generated
+	codeNoUsage       = "no_usage"         // a finish reason, and nobody counted
 	codeRunaway       = "too_many_tokens"  // more output than was asked for
 	codeTooLarge      = "response_too_large"
 	codeMalformed     = "malformed_response"
@@ -309,6 +310,11 @@ func (a *answer) outcome(how end, err error, believeNoMark bool) Outcome {
 		return fail(DataError, "content_filter", "the engine's content filter ended the run")
 	default:
 		return fail(Failed, codeUnknownReason, fmt.Sprintf("finish reason %.40q is not known to be a sample", a.reason))
+	}
+	// A sample that nobody counted can be neither metered nor proven. Whoever
+	// takes streams without their tail takes them without usage.
+	if a.usage == nil && !believeNoMark {
+		return fail(Failed, codeNoUsage, "the engine ended the run without its usage: rollbus asks for it with stream_options.include_usage")
 	}
 	// An end-of-sequence token alone is a legitimate empty text, and usage counts it.
 	if !a.output && (a.usage == nil || a.usage.CompletionTokens == 0) {

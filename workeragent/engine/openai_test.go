@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const good = `data: {"choices":[{"index":0,"text":"ok","token_ids":[7],"finish_reason":null}]}
 
-data: {"choices":[{"index":0,"text":"","token_ids":[],"finish_reason":"stop"}]}
+data: {"choices":[{"index":0,"text":"","token_ids":[],"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":1}}
 
 data: [DONE]
 
@@ -341,6 +341,15 @@ func TestAnEmptyCompletionIsNoSampleUnlessATokenWasCounted(t *testing.T) {
 	}
 }
 
+func TestAnAnswerWithoutUsageIsNoSample(t *testing.T) {
+	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, "data: {\"choices\":[{\"index\":0,\"text\":\"ok\",\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")
+	})
+	if o := generate(t, openaiFor(t, s.URL), tokenRequest()); o.Kind != Failed || o.Code != codeNoUsage || o.Text != "ok" {
+		t.Errorf("got %s %s with %q", o.Kind, o.Code, o.Text)
+	}
+}
+
 func TestToolCallsAndReasoningAreJoined(t *testing.T) {
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		for _, d := range []string{
@@ -350,7 +359,7 @@ func TestToolCallsAndReasoningAreJoined(t *testing.T) {
 		} {
 			fmt.Fprintf(w, "data: {\"choices\":[{\"index\":0,\"delta\":%s}]}\n\n", d)
 		}
-		fmt.Fprint(w, `data: {"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}`+"\n\ndata: [DONE]\n\n")
+		fmt.Fprint(w, `data: {"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}],"usage":{"prompt_tokens":3,"completion_tokens":9}}`+"\n\ndata: [DONE]\n\n")
 	})
 	o := generate(t, openaiFor(t, s.URL), tokenRequest())
 	var calls []apiToolCall

@@ -312,6 +312,8 @@ func (a *sglangAnswer) outcome(how end, err error, believeNoMark bool) Outcome {
 		return fail(Failed, codeNoEnd, noEnd)
 	case a.finish.Type != "stop" && a.finish.Type != "length":
 		return fail(Failed, codeUnknownReason, fmt.Sprintf("finish reason %.40q is not known to be a sample", a.finish.Type))
+	case o.Usage == nil && !believeNoMark:
+		return fail(Failed, codeNoUsage, "the engine ended the run without its token counts")
 	case !a.output && (m.CompletionTokens == nil || *m.CompletionTokens == 0):
 		return fail(Failed, codeEmpty, "the engine reports a finished run without a single token")
 	}

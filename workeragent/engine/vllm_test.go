@@ -53,7 +53,7 @@ func TestEveryRecordedAnswerOfVLLMMeansWhatItsTableSays(t *testing.T) {
 const vllmModels = `{"data": [{"id": "m", "max_model_len": 4096, "owned_by": "vllm"}, {"id": "ad", "parent": "m"}]}`
 
 func TestTokensGoInAndOutWhereTheServerTakesThem(t *testing.T) {
-	body, _ := io.ReadAll(strings.NewReader("data: {\"request_id\": \"generate-tokens-x\", \"choices\": [{\"index\": 0, \"token_ids\": [5, 6], \"finish_reason\": \"length\"}]}\n\ndata: [DONE]\n\n"))
+	body, _ := io.ReadAll(strings.NewReader("data: {\"request_id\": \"generate-tokens-x\", \"choices\": [{\"index\": 0, \"token_ids\": [5, 6], \"finish_reason\": \"length\"}], \"usage\": {\"prompt_tokens\": 3, \"completion_tokens\": 2}}\n\ndata: [DONE]\n\n"))
 	var sent map[string]any
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		switch q.URL.Path {
