@@ -5,7 +5,11 @@ import "time"
 // Scenes are those that the protocol is checked in, each to its bounds.
 func Scenes() []Scene {
 	return []Scene{
-		// Nothing fails: small enough to see to its end.
+		// A seed and its owner end, and nothing fails: small enough to see whole.
+		{Name: "end", Dispatchers: 2, Engines: 3, Owners: 1, Seeded: true, Ceiling: 2},
+		// The same, and a dispatcher dies at any point: whole too, with 1.4 million states.
+		{Name: "dying", Dispatchers: 2, Engines: 3, Owners: 1, Seeded: true, Ceiling: 2, Troubles: Trouble{Crash: 1}},
+		// One more request comes meanwhile, and time passes.
 		{Name: "calm", Dispatchers: 2, Engines: 3, Owners: 1, Seeded: true, Rollouts: 1, Ceiling: 2, Troubles: Trouble{Jump: 1}},
 		// One dispatcher may die at any step of a seed, and its answer may be lost.
 		{Name: "death", Dispatchers: 2, Engines: 3, Owners: 1, Rollouts: 1, Ceiling: 2, Troubles: Trouble{Crash: 1, Lost: 1}},

@@ -13,7 +13,7 @@ import (
 
 // BenchExplore checks the protocol of owners and seeds exhaustively.
 type BenchExplore struct {
-	States     int    `default:"100000" help:"Different states of each scene, 1000 to 20000000; what is beyond is not looked at." placeholder:"N"`
+	States     int    `default:"130000" help:"Different states of each scene, 1000 to 20000000; what is beyond is not looked at." placeholder:"N"`
 	Scene      string `help:"Only this scene." placeholder:"NAME"`
 	NoProgress bool   `help:"No progress, only the end."`
 }
@@ -29,7 +29,7 @@ type exploration struct {
 func (BenchExplore) Help() string {
 	return `Examples:
   rollbus bench explore
-  rollbus bench explore --states 1000000 --scene seeded
+  rollbus bench explore --states 1500000 --scene dying
   rollbus bench explore -o json
 Every order in which a few production cores, engines and rollouts can act, with crashes, lost and late messages, returned and
 failed runs, restarts, evictions and TTLs, breadth first up to the bound; then the same with one guard or check taken away at
