@@ -53,7 +53,7 @@ func (c *BenchCanary) live(ctx context.Context, a *app) (*contest.Report, error)
 		if dir, err = os.MkdirTemp("", "rollbus-canary-"); err != nil {
 			return nil, err
 		}
-		defer os.RemoveAll(dir)
+		defer func() { _ = os.RemoveAll(dir) }() // temporary, and of no use to anybody
 	}
 	told := time.Now()
 	cfg := canary.Config{Bin: self, Dir: dir, Scale: c.TimeScale, Dispatchers: c.Dispatchers}
