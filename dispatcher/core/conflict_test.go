@@ -64,3 +64,24 @@ func TestWhatWaitsBehindABindFollowsIt(t *testing.T) {
 		}
 	}
 }
+
+// A view may be quicker than the answer to a bind: its request counts once all the same.
+func TestABindThatTheViewHasAlreadyCountsOnce(t *testing.T) {
+	c := ready(t, 1)
+	now := time.Second
+	b := bindIn(c.Step(arrival(1), now))
+	if b == nil {
+		t.Fatal("no bind")
+	}
+	want := func(when string) {
+		t.Helper()
+		if got := c.Candidates()[0].ReservedRequests; got != 1 {
+			t.Errorf("%s: the engine counts with %d requests, want 1", when, got)
+		}
+	}
+	want("in flight")
+	c.Step(core.ReservationPut{Held: b.Held, Revision: 7, Stored: stamp, TTLMS: 60_000}, now)
+	want("in the view, unanswered")
+	c.Step(core.BindAnswer{Handle: 1, Engine: "a", Job: "j", ID: "1", Bind: 1, Answer: core.OK, Seq: 7, Stored: stamp}, now)
+	want("answered")
+}

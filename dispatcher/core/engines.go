@@ -279,13 +279,20 @@ func (c *Core) refresh(e *engine) {
 	if e.reg.CapacityTokens != nil {
 		cand.CapacityTokens = *e.reg.CapacityTokens
 	}
-	if e.binding != nil {
-		e.binding.countOn(cand)
+	if it := e.binding; it != nil && !e.follows(it) {
+		it.countOn(cand)
 	}
 	for _, it := range e.assigned {
 		it.countOn(cand)
 	}
 	c.dirty = true
+}
+
+// follows tells whether the view has the bind of an item already: it may be
+// quicker than the answer, and then the reservation counts.
+func (e *engine) follows(it *item) bool {
+	h := e.held[it.key()]
+	return h != nil && h.counted && h.Bind == it.bind
 }
 
 // profile is what the engine showed before: to this dispatcher, else to its
