@@ -101,7 +101,8 @@ func (c *Core) putEngine(p EnginePut) {
 		c.engineMoved(e.name)
 	}
 	if c.frozen != 0 && slices.Contains(c.freezeFor, e.name) && e.health == policy.Ready {
-		c.frozen, c.freezeFor = 0, nil
+		// The others fell silent for the same reason: they get the time to say so.
+		c.frozen, c.freezeFor = min(c.frozen, c.contact.total+c.t.Suspect), nil
 	}
 	c.refresh(e)
 }

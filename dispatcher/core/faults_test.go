@@ -144,8 +144,8 @@ func TestAMassLossOfRegistrationsFreezesRequeueing(t *testing.T) {
 	if w.Requeues != 0 {
 		t.Errorf("%d rollouts were requeued although every engine fell silent at once", w.Requeues)
 	}
-	for _, n := range nodes(w) {
-		n.Heal()
+	for i, n := range nodes(w) { // they do not come back in one instant
+		w.After(time.Duration(i)*2*time.Second, n.Heal)
 	}
 	finish(t, w, 2*time.Minute)
 	for k, n := range w.Ran {
@@ -153,6 +153,33 @@ func TestAMassLossOfRegistrationsFreezesRequeueing(t *testing.T) {
 			t.Errorf("rollout %s ran %d times", k, n)
 		}
 	}
+}
+
+// An engine that does not come back with the others is lost after all.
+func TestAfterAMassLossWhoStaysAwayIsLost(t *testing.T) {
+	w := sim.New(sim.Options{Seed: 13})
+	w.AddDispatcher("d0")
+	fleet(w, 6, 2)
+	for _, n := range w.Nodes {
+		n.Takes = func(subjects.Held) time.Duration { return 100 * time.Second }
+	}
+	settle(w)
+	submit(w, 6)
+	w.Run(time.Second, nil)
+	for _, n := range w.Nodes {
+		n.Cut()
+	}
+	w.Run(40*time.Second, nil)
+	for i, n := range nodes(w) {
+		if i > 0 {
+			n.Heal()
+		}
+	}
+	w.Run(25*time.Second, nil)
+	if w.Requeues != 1 {
+		t.Errorf("%d rollouts were requeued, want that of the engine that stays away", w.Requeues)
+	}
+	finish(t, w, 3*time.Minute)
 }
 
 // A bind that was stored while its answer was lost is one bind.
