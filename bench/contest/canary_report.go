@@ -178,7 +178,7 @@ func LiveCanary(arms []*CanaryArm, scale float64) (*Report, error) {
 		start = min(start, slices.Max(a.Start))
 	}
 	r.atLeast("running on the owner when the rest is released, of 35", one(float64(start)), canaryFirst,
-		"with reports five times a second one request may count twice for a moment, and 36 of 38 are over the watermark: the last of the first ones is the seed")
+		"the owner was pressured earlier: one of the first ones was the seed")
 	r.atLeast("owner_pressure / bound", one(ratio/bound), 0.9, "requests wait at one owner while the other has room, or this machine was busy")
 	r.atLeast("owner_pressure / control", one(ratio), 1.6, "the peer takes too little, or this machine was busy")
 	r.atLeast("projected_time / control", one(projected), 1.85, "the peer takes too little, or this machine was busy")
