@@ -33,12 +33,15 @@ func (p *projectedTime) score(r *round) {
 	out := r.grow()
 	r.load = growTo(r.load, len(out))
 	r.learnPeers()
+	// Nothing in the loop is read through r more often than needed: there may be
+	// thousands of candidates.
+	cands, loads, known := r.in.Candidates, r.load[:len(out)], r.rate[:len(out)]
+	decode, prefill := bandOf(r.peers.decode), bandOf(r.peers.prefill)
 	least := math.MaxFloat64
-	for k, i := range r.adm {
-		known := r.rate[k]
-		t := r.times(&r.in.Candidates[i], among(known.decode, r.peers.decode), among(known.prefill, r.peers.prefill))
+	for k, i := range r.adm[:len(out)] {
+		t := r.times(&cands[i], decode.of(known[k].decode), prefill.of(known[k].prefill))
 		load := t.load()
-		out[k], r.load[k] = load+t.prefill, load
+		out[k], loads[k] = load+t.prefill, load
 		if load < least {
 			least = load
 		}
@@ -138,14 +141,22 @@ func bounded(own, reference, bound float64) float64 {
 // that far apart, and what looks faster would get more.
 func (r *round) rates(c *Candidate) (decode, prefill float64) {
 	decode, prefill = r.known(c)
-	return among(decode, r.peers.decode), among(prefill, r.peers.prefill)
+	return bandOf(r.peers.decode).of(decode), bandOf(r.peers.prefill).of(prefill)
 }
 
 const peerBand = 0.25
 
-func among(own, peers float64) float64 {
-	if !(own > 0) || own > float64((1-peerBand)*peers) && own < float64((1+peerBand)*peers) {
-		return peers
+// band is the mean of the peers' rates, and what is taken for it.
+type band struct{ mean, low, high float64 }
+
+func bandOf(mean float64) band {
+	return band{mean, float64((1 - peerBand) * mean), float64((1 + peerBand) * mean)}
+}
+
+// of is an engine's rate for the decision; own is 0 when it is not known.
+func (b band) of(own float64) float64 {
+	if !(own > 0) || own > b.low && own < b.high {
+		return b.mean
 	}
 	return own
 }

@@ -70,8 +70,9 @@ func (r *round) pass(exclude bool) {
 	r.rate = r.rate[:0]
 	rated := r.s.Policy == ProjectedTime
 	req := &r.in.Request
-	for i := range r.in.Candidates {
-		c := &r.in.Candidates[i]
+	cands, filter := r.in.Candidates, r.filter[:len(r.in.Candidates)]
+	for i := range cands {
+		c := &cands[i]
 		f := FilterNone
 		if !r.plainly(c) {
 			f = r.ineligible(c)
@@ -96,7 +97,7 @@ func (r *round) pass(exclude bool) {
 				f = r.inadmissible(c)
 			}
 		}
-		r.filter[i] = f
+		filter[i] = f
 		if f == FilterNone {
 			r.adm = append(r.adm, int32(i))
 			if rated {
