@@ -320,6 +320,26 @@ func TestFiguresAddUpWhatWasObserved(t *testing.T) {
 	}
 }
 
+// A crashed server shows a key again when the marker over it has expired, and not before.
+//
+// scenario B11
+func TestAKeyThatNATSBroughtBackMayBeRetiredAgain(t *testing.T) {
+	for after, broken := range map[time.Duration]bool{59 * time.Second: true, 61 * time.Second: false} {
+		s := newScript().whole("a")
+		first := s.h.Reservations[len(s.h.Reservations)-1]
+		s.release("e1", "a", 1, func(r *Reservation) {
+			r.Guard, r.Stored = first.Guard, first.Stored+after.Nanoseconds()
+			r.Released.Outcome = subjects.OutcomeSuperseded
+		})
+		if v := Check(s.h); len(v) > 0 != broken {
+			t.Errorf("released again %v later: %v", after, v)
+		}
+		if f := Figure(s.h); f.BroughtBack > 0 == broken {
+			t.Errorf("released again %v later: %d were brought back", after, f.BroughtBack)
+		}
+	}
+}
+
 func TestAnAnswerReadBeforeItWasSeenCountsAsItsReleaseTells(t *testing.T) {
 	s := newScript().submit("a").bind("e1", "a", 1).release("e1", "a", 1, func(r *Reservation) {
 		r.Released.Outcome, r.Released.Status = subjects.OutcomeAnswered, subjects.Truncated

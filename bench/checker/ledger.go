@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rollbus/rollbus/kvstate"
 	"github.com/rollbus/rollbus/subjects"
 )
 
@@ -30,8 +31,10 @@ func (c *check) reservations() {
 		return l
 	}
 	last := map[string]*Reservation{} // last message of each key
+	var newest int64                  // server time
 	for i := range c.h.Reservations {
 		r := &c.h.Reservations[i]
+		newest = max(newest, r.Stored)
 		c.guarded(r)
 		switch {
 		case r.Held != nil:
@@ -68,7 +71,7 @@ func (c *check) reservations() {
 	for _, key := range c.h.Left {
 		engine, rollout, _ := strings.Cut(key, ".")
 		if l := engines[engine]; l == nil || l.live[rollout] == nil {
-			if c.h.UnseenReservations == 0 {
+			if c.h.UnseenReservations == 0 && !last[key].markerOver(newest) {
 				c.violate("I3", rollout, "rollout %s holds a reservation on %s at the end that the history retired", rollout, engine)
 			}
 		}
@@ -120,11 +123,25 @@ func (c *check) put(l *ledger, r *Reservation, last map[string]*Reservation) {
 	}
 }
 
+// broughtBack tells whether a release is that of a key that NATS showed again: a
+// server that crashes may forget that a marker stood over it, once the marker's
+// time is over (docs/decisions/0009). The server took both, under one and the
+// same guard; before the marker's end that would be our fault.
+func (before *Reservation) broughtBack(r *Reservation) bool {
+	return before.markerOver(r.Stored) && before.Guard != 0 && before.Guard == r.Guard
+}
+
+// markerOver tells whether this is a release whose marker had expired by then.
+func (r *Reservation) markerOver(at int64) bool {
+	return r != nil && r.Released != nil && at-r.Stored >= kvstate.MarkerTTL.Nanoseconds()
+}
+
 func (c *check) gone(l *ledger, r *Reservation, key string, before *Reservation) {
 	g := r.Released
 	was := l.live[key]
 	if was == nil {
 		switch {
+		case before.broughtBack(r):
 		case before != nil && before.Released != nil && c.h.UnseenReservations == 0:
 			c.violate("I3", key, "rollout %s was released from %s twice: at revisions %d and %d", key, g.Engine, before.Revision, r.Revision)
 		case c.h.UnseenReservations == 0:

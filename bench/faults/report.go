@@ -164,6 +164,9 @@ func (r *Report) Text(w io.Writer) {
 	fmt.Fprintf(w, "rollouts    %d accepted, answers %v, lost %d, second answers %d\n", r.Rollouts, f.Statuses, r.Lost, r.SecondAnswers)
 	fmt.Fprintf(w, "work        %d binds, %d beyond the first, %d ran twice at once, %d late answers refused, %d tokens wasted\n",
 		f.Binds, f.Requeued, f.DoubleRuns, f.Superseded, f.WastedTokens)
+	if f.BroughtBack > 0 {
+		fmt.Fprintf(w, "came back   %d retired reservations, shown again by a NATS server that had crashed and retired again (decisions/0009)\n", f.BroughtBack)
+	}
 	if n := len(r.Recoveries); n > 0 {
 		fmt.Fprintf(w, "recovery    p50 %v, p95 %gs, most %v, of %d faults that met something\n",
 			r.Recoveries[(n-1)/2].Round(time.Millisecond), r.RecoveryP95, r.Recoveries[n-1].Round(time.Millisecond), n)
