@@ -127,8 +127,8 @@ func (c *check) put(l *ledger, r *Reservation, last map[string]*Reservation) {
 // server that crashes may forget that a marker stood over it, once the marker's
 // time is over (docs/decisions/0009). The server took both, under one and the
 // same guard; before the marker's end that would be our fault.
-func (before *Reservation) broughtBack(r *Reservation) bool {
-	return before.markerOver(r.Stored) && before.Guard != 0 && before.Guard == r.Guard
+func (r *Reservation) broughtBack(again *Reservation) bool {
+	return r.markerOver(again.Stored) && r.Guard != 0 && r.Guard == again.Guard
 }
 
 // markerOver tells whether this is a release whose marker had expired by then.
