@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strconv"
 	"testing"
 	"text/tabwriter"
 	"time"
@@ -14,7 +13,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	simengine "github.com/rollbus/rollbus/bench/engine"
 	"github.com/rollbus/rollbus/client"
 	"github.com/rollbus/rollbus/kvstate"
 	"github.com/rollbus/rollbus/subjects"
@@ -74,18 +72,7 @@ func TestMain(m *testing.M) {
 func TestWaitingWorkIsNotInMemory(t *testing.T) {
 	pool := newPool(t)
 	pool.register(50)
-	sim, err := simengine.New(simengine.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := sim.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = sim.Close() })
-	d := pool.start("dispatcher")
-	a := pool.start("agent", "--engine", "real=openai="+sim.URL(), "--slots", strconv.Itoa(slots))
-	d.awaitReady(t)
-	a.awaitReady(t)
+	d, a := pool.serve(slots)
 
 	pause(t, idleFor)
 	idleD := check(t, "dispatcher, idle, 50 engines", d, idleDispatcher)
@@ -104,18 +91,7 @@ func TestWaitingWorkIsNotInMemory(t *testing.T) {
 // and what was generated is kept once.
 func TestAnAgentWithLongStreamsStaysSmall(t *testing.T) {
 	pool := newPool(t)
-	sim, err := simengine.New(simengine.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := sim.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = sim.Close() })
-	d := pool.start("dispatcher")
-	a := pool.start("agent", "--engine", "real=openai="+sim.URL(), "--slots", strconv.Itoa(streams))
-	d.awaitReady(t)
-	a.awaitReady(t)
+	_, a := pool.serve(streams)
 	pool.submit(streams, long)
 	pause(t, idleFor)
 	if n := pool.messages(subjects.BucketStream(pool.name.Bucket(subjects.Reservations))); n != streams {

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	simengine "github.com/rollbus/rollbus/bench/engine"
 	"github.com/rollbus/rollbus/dispatcher/policy"
 	"github.com/rollbus/rollbus/kvstate"
 	"github.com/rollbus/rollbus/kvstate/natstest"
@@ -53,6 +54,20 @@ type process struct {
 	cmd  *exec.Cmd
 	http string
 	log  string
+}
+
+// serve starts a dispatcher, and an agent beside a simulated engine.
+func (p *pool) serve(slots int) (dispatcher, agent *process) {
+	p.t.Helper()
+	sim, err := simengine.New(simengine.Config{})
+	p.fatal("make an engine", err)
+	p.fatal("start the engine", sim.Start())
+	p.t.Cleanup(func() { _ = sim.Close() })
+	dispatcher = p.start("dispatcher")
+	agent = p.start("agent", "--engine", "real=openai="+sim.URL(), "--slots", strconv.Itoa(slots))
+	dispatcher.awaitReady(p.t)
+	agent.awaitReady(p.t)
+	return dispatcher, agent
 }
 
 // start runs a daemon; it is ended with the test.

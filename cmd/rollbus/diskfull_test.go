@@ -169,18 +169,7 @@ func TestADiskThatFillsUpLosesNothing(t *testing.T) {
 	for n := range during { // those refused are submitted again, as their error says
 		natstest.Eventually(t, awaitWithin, "a submit is taken again", func() bool { return submit(before+n) == nil })
 	}
-	if err := rec.Await(ctx, func(c checker.Counts) bool { return checker.AllAnswered(c) && checker.AllReceived(c) }); err != nil {
-		t.Fatal(err)
-	}
-	stop()
-	h, err := rec.Finish(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, v := range checker.Check(h) {
-		t.Error(v)
-	}
-	f := checker.Figure(h)
+	f := judged(ctx, t, rec, stop)
 	if f.Submitted != before+during || f.Lost != 0 || f.Duplicated != 0 {
 		t.Errorf("figures: %+v", f)
 	}

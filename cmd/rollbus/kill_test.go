@@ -194,18 +194,7 @@ func TestOneAnswerEachThroughKillsOfRealProcesses(t *testing.T) {
 	agents[1].restart()
 	after(180)
 	d1.kill() // for good: the other one goes on with what it had in hand
-	if err := rec.Await(ctx, func(c checker.Counts) bool { return checker.AllAnswered(c) && checker.AllReceived(c) }); err != nil {
-		t.Fatal(err)
-	}
-	done()
-	h, err := rec.Finish(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, v := range checker.Check(h) {
-		t.Error(v)
-	}
-	f := checker.Figure(h)
+	f := judged(ctx, t, rec, done)
 	t.Logf("%d rollouts, %d bound again, %d ran twice, %d tokens wasted, dispatch p50 %v", f.Submitted, f.Requeued, f.DoubleRuns, f.WastedTokens, f.DispatchP50)
 	if f.Submitted != 2*rollouts || f.Completed != 2*rollouts || f.Lost != 0 || f.Duplicated != 0 {
 		t.Errorf("figures: %+v", f)
@@ -213,6 +202,24 @@ func TestOneAnswerEachThroughKillsOfRealProcesses(t *testing.T) {
 	if f.Requeued == 0 {
 		t.Error("nothing was bound again: the kills struck nothing and the test shows nothing")
 	}
+}
+
+// judged waits until every answer was received, ends the readers, and has the
+// checker look at all of it.
+func judged(ctx context.Context, t *testing.T, rec *checker.Recorder, endReaders func()) checker.Figures {
+	t.Helper()
+	if err := rec.Await(ctx, func(c checker.Counts) bool { return checker.AllAnswered(c) && checker.AllReceived(c) }); err != nil {
+		t.Fatal(err)
+	}
+	endReaders()
+	h, err := rec.Finish(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range checker.Check(h) {
+		t.Error(v)
+	}
+	return checker.Figure(h)
 }
 
 func readAll(ctx context.Context, t *testing.T, c *client.Client, rec *checker.Recorder) {

@@ -126,8 +126,8 @@ func TestEnginesThatComeAndGoLoseNothingAndDoubleNothing(t *testing.T) {
 	}
 }
 
-// scenario F16: NATS forgets who is there; the engines are not to blame.
-func TestAMassLossOfRegistrationsFreezesRequeueing(t *testing.T) {
+// silenced is a world of six engines with a long run each that all fell silent at once.
+func silenced() *sim.World {
 	w := sim.New(sim.Options{Seed: 13})
 	w.AddDispatcher("d0")
 	fleet(w, 6, 2)
@@ -140,6 +140,12 @@ func TestAMassLossOfRegistrationsFreezesRequeueing(t *testing.T) {
 	for _, n := range w.Nodes {
 		n.Cut()
 	}
+	return w
+}
+
+// scenario F16: NATS forgets who is there; the engines are not to blame.
+func TestAMassLossOfRegistrationsFreezesRequeueing(t *testing.T) {
+	w := silenced()
 	w.Run(80*time.Second, nil)
 	if w.Requeues != 0 {
 		t.Errorf("%d rollouts were requeued although every engine fell silent at once", w.Requeues)
@@ -157,18 +163,7 @@ func TestAMassLossOfRegistrationsFreezesRequeueing(t *testing.T) {
 
 // An engine that does not come back with the others is lost after all.
 func TestAfterAMassLossWhoStaysAwayIsLost(t *testing.T) {
-	w := sim.New(sim.Options{Seed: 13})
-	w.AddDispatcher("d0")
-	fleet(w, 6, 2)
-	for _, n := range w.Nodes {
-		n.Takes = func(subjects.Held) time.Duration { return 100 * time.Second }
-	}
-	settle(w)
-	submit(w, 6)
-	w.Run(time.Second, nil)
-	for _, n := range w.Nodes {
-		n.Cut()
-	}
+	w := silenced()
 	w.Run(40*time.Second, nil)
 	for i, n := range nodes(w) {
 		if i > 0 {
