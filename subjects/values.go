@@ -97,7 +97,14 @@ type Load struct {
 	AgeMS           float64    `json:"age_ms"` // of the sample when it was published
 	RanksAdvertised *int       `json:"ranks_advertised"`
 	Ranks           []RankLoad `json:"ranks"`
-	Problem         string     `json:"problem,omitempty"` // why the engine's own picture does not count, for people
+
+	// What the agent knows of its own runs and no engine tells; nil = not told.
+	// Pending is as of AppliedRevision: newer reservations are for the reader to add.
+	PendingPrefillTokens *int64 `json:"pending_prefill_tokens,omitempty"` // prompts without a first token, less what was expected in the cache
+	PendingOutputTokens  *int64 `json:"pending_output_tokens,omitempty"`  // expected and not made yet
+	OwnRequests          *int   `json:"own_requests,omitempty"`           // at the engine when the sample was taken
+	OwnTokens            *int64 `json:"own_tokens,omitempty"`             // reserved by them
+	Problem              string `json:"problem,omitempty"`                // why the engine's own picture does not count, for people
 }
 
 // RankLoad is one data-parallel rank's part of a Load.

@@ -64,6 +64,8 @@ func (u *unit) sample(ctx context.Context) *subjects.Load {
 	usable := u.probed && !u.down
 	// Both before the sample: what it may not show yet is neither claimed nor counted.
 	applied, own := u.appliedLocked(), u.atEngineLocked()
+	prefill, output := u.backlog.Left(time.Since(u.born), applied)
+	requests, tokens := u.backlog.Own()
 	u.mu.Unlock()
 	if !usable {
 		return nil
@@ -77,12 +79,14 @@ func (u *unit) sample(ctx context.Context) *subjects.Load {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	u.rates(l)
 	if l.Source != "own" {
 		u.observe(l)
 	}
 	u.complete(l, own)
 	l.SchemaVersion, l.Engine, l.Epoch = subjects.SchemaVersion, u.name, u.epoch.String()
 	l.AppliedRevision, l.IntervalMS = applied, int(u.a.t.LoadEvery.Milliseconds())
+	l.PendingPrefillTokens, l.PendingOutputTokens, l.OwnRequests, l.OwnTokens = &prefill, &output, &requests, &tokens
 	l.AgeMS += float64(time.Since(begun)) / float64(time.Millisecond)
 	if l.RanksAdvertised == nil {
 		n := u.ranksLocked()
@@ -122,6 +126,20 @@ func (u *unit) observe(l *subjects.Load) {
 		u.newLife("a counter fell")
 		u.counters = sum
 		u.caps.StartedAt = nil // the next look tells it anew, and is no second life
+	}
+}
+
+// rates adds how fast own runs saw the engine compute prompts, where it shows no
+// more itself: both are the least that it can do. Callers hold mu.
+func (u *unit) rates(l *subjects.Load) {
+	seen := u.backlog.PrefillTokS()
+	if seen == nil {
+		return
+	}
+	for i := range l.Ranks {
+		if r := &l.Ranks[i]; r.PrefillTokS == nil || *r.PrefillTokS < *seen {
+			r.PrefillTokS = seen
+		}
 	}
 }
 

@@ -39,12 +39,10 @@ func (s *shownRates) learn(l *subjects.Load) {
 	if most > 0 {
 		busy = 2*running >= most || waiting > 0 && full
 	}
-	if !busy {
-		return
-	}
-	if decodes && decode > 0 {
+	if busy && decodes && decode > 0 {
 		s.decode = decode
 	}
+	// A prompt's rate is told only when it was seen, be the engine busy or not.
 	if prefills && prefill > 0 {
 		s.prefill = prefill
 	}

@@ -21,12 +21,12 @@ func TestOnlyABusyEngineShowsItsRates(t *testing.T) {
 		ranks           []subjects.RankLoad
 		decode, prefill float64
 	}{
-		{"an idle engine shows nothing", []subjects.RankLoad{rank(1, 0, 60, 500)}, 0, 0},
+		{"an idle engine shows what it computed of prompts", []subjects.RankLoad{rank(1, 0, 60, 500)}, 0, 500},
 		{"half full is busy", []subjects.RankLoad{rank(4, 0, 900, 9000)}, 900, 9000},
 		{"ranks are summed", []subjects.RankLoad{rank(8, 0, 1000, 5000), rank(4, 1, 500, 5000)}, 1500, 10_000},
 		{"a rank that does not tell hides the sum", []subjects.RankLoad{rank(8, 0, 1, 7), silent}, 1500, 10_000},
 		{"an incomplete sample counts for nothing", []subjects.RankLoad{blind}, 1500, 10_000},
-		{"idle again, it keeps what it showed", []subjects.RankLoad{rank(0, 0, 1, 1)}, 1500, 10_000},
+		{"idle again, it keeps what it showed", []subjects.RankLoad{rank(0, 0, 1, 8000)}, 1500, 8000},
 	} {
 		s.learn(&subjects.Load{Ranks: c.ranks})
 		var e subjects.Engine

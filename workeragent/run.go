@@ -12,6 +12,7 @@ import (
 	"github.com/rollbus/rollbus/kvstate"
 	"github.com/rollbus/rollbus/subjects"
 	"github.com/rollbus/rollbus/workeragent/engine"
+	"github.com/rollbus/rollbus/workeragent/telemetry"
 )
 
 // phase of a run:
@@ -180,14 +181,30 @@ func (u *unit) hand(r *run) {
 	defer u.mu.Unlock()
 	now := time.Now()
 	r.phase, r.handed, r.since = running, now, now
+	u.backlog.Begin(r.id, now.Sub(u.born), r.work())
 	kick(u.kickLoad)
+}
+
+// work is what the run brings to the engine, as its reservation says.
+func (r *run) work() telemetry.Work {
+	h := &r.res.Held
+	w := telemetry.Work{Revision: r.res.Revision, Prompt: h.PromptTokens, Output: max(0, h.Tokens-h.PromptTokens)}
+	if h.PredictedCached != nil {
+		w.Cached = *h.PredictedCached
+	}
+	return w
 }
 
 // leave ends a run at the engine. One that was ended from here is aborted by
 // name too, and counts as load until that is answered (scenario R20).
 func (u *unit) leave(r *run, o engine.Outcome, err error) {
+	var cached *int
+	if o.Usage != nil {
+		cached = o.Usage.CachedTokens
+	}
 	u.mu.Lock()
 	r.phase = settling
+	u.backlog.End(r.id, cached)
 	// Output that was given up in the middle may go on there as well as a run
 	// that was ended from here.
 	givenUp := err != nil || o.Kind == engine.Failed || o.Kind == engine.DataError && len(o.TokenIDs) > 0
@@ -224,11 +241,12 @@ func (u *unit) leave(r *run, o engine.Outcome, err error) {
 // deltas carries a run's output to the watchdog, to the tokens subject and to
 // the checkpoints.
 type deltas struct {
-	u     *unit
-	r     *run
-	seq   int
-	tell  bool
-	check *checkpoints
+	u      *unit
+	r      *run
+	seq    int
+	pieces int // of output, each at least a token
+	tell   bool
+	check  *checkpoints
 }
 
 func (u *unit) deltas(r *run, req *subjects.Request) *deltas {
@@ -242,6 +260,9 @@ func (d *deltas) take(x engine.Delta) {
 	u.mu.Lock()
 	d.r.moved, u.lastMove = now, now
 	d.r.made += len(x.TokenIDs)
+	if d.pieces++; len(x.TokenIDs) > 0 || x.Text != "" {
+		u.backlog.Made(d.r.id, now.Sub(u.born), max(d.r.made, d.pieces))
+	}
 	u.mu.Unlock()
 	u.a.metrics.tokens.WithLabelValues(u.name).Add(float64(len(x.TokenIDs)))
 	if len(x.TokenIDs) == 0 && x.Text == "" {

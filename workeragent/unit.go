@@ -74,6 +74,8 @@ type unit struct {
 	queued   int               // waiting requests that the engine reports
 	queuedAt time.Time
 	shown    shownRates
+	backlog  *telemetry.Backlog
+	born     time.Time // the backlog counts from here
 
 	handBack chan struct{} // bounds goroutines that give back
 }
@@ -92,6 +94,7 @@ func newUnit(a *Agent, cfg EngineConfig) *unit {
 		epoch:    epoch{mark: newMark()}, counters: -1,
 		runs: map[string]*run{}, handing: map[string]uint64{},
 		handBack: make(chan struct{}, maxHandBacks),
+		backlog:  telemetry.NewBacklog(a.t.LoadEvery), born: time.Now(),
 	}
 	u.recall()
 	return u

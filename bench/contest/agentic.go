@@ -40,7 +40,7 @@ type Trace struct {
 	Episodes bool
 	Engines  int // 8
 	Rows     int // of a seed; 2,000
-	KVTokens int // cache of an engine, tokens; 2,000,000
+	KVTokens int // cache of an engine, tokens; the engine model's
 }
 
 // Bench runs it.
@@ -56,7 +56,7 @@ func (t Trace) Bench(ctx context.Context, cfg Config) (*Report, error) {
 		t.Rows = 2000
 	}
 	if t.KVTokens == 0 {
-		t.KVTokens = 2_000_000
+		t.KVTokens = model.Config{}.WithDefaults().KVTokens
 	}
 	if cfg.Quick {
 		t.Engines, t.Rows = 2, 100

@@ -16,6 +16,7 @@ const (
 	KindOurs     = "ours"
 	KindBaseline = "baseline"
 	KindBound    = "bound"
+	KindFar      = "far" // ours, where views are later
 )
 
 // Contender is one way to serve a case.

@@ -8,7 +8,6 @@ import (
 	"github.com/rollbus/rollbus/bench/baseline"
 	"github.com/rollbus/rollbus/bench/picture"
 	"github.com/rollbus/rollbus/dispatcher/policy"
-	"github.com/rollbus/rollbus/subjects"
 )
 
 // served is a workload that can be offered at any rate.
@@ -70,7 +69,7 @@ func sweep(ctx context.Context, cfg Config, s served) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows, err := p.measure(slices.Concat(ours(), []Contender{patient()}, cs), n, at(compared))
+	rows, err := p.measure(append(ours(), cs...), n, at(compared))
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +96,7 @@ func sweep(ctx context.Context, cfg Config, s served) (*Report, error) {
 		return nil, err
 	}
 	worst := slices.MaxFunc(byLoad, func(a, b loadPoint) int { return sign(a.Ratio.Mean - b.Ratio.Mean) })
-	r.atMost(fmt.Sprintf("p90 / load-only's, worst load (%.0f %%)", 100*worst.Load), worst.Ratio, 1.03, "affinity cost more than it saved at this load")
+	r.atMost(fmt.Sprintf("p90 / load-only's, worst load (%.0f %%)", 100*worst.Load), worst.Ratio, 1.03, worseBecause(worst.Load))
 	r.extra(map[string]any{
 		"policy": us.Name, "saturation_per_s": round(most), "unit": s.units, "load": compared, "p90_to_best_baseline": round(toQuick.Mean), "p90_to_consistent_hash": round(toHash.Mean),
 		"p90_to_least_requests": round(toLoad.Mean), "hit_rate": round(us.Figures["hit_rate"].Mean), "hit_rate_best_baseline": round(steady.Figures["hit_rate"].Mean),
@@ -122,13 +121,12 @@ func sweep(ctx context.Context, cfg Config, s served) (*Report, error) {
 	return r, nil
 }
 
-// patient is the recommended policy told what these engines prefill, instead of
-// the pool's careful default, and slower to escape to the least loaded engine.
-// Shown beside, for workloads of long prompts.
-func patient() Contender {
-	return Contender{Name: policy.ProjectedTime + "*", Kind: "tuned", Setting: "escape_floor=3, prefill_tok_s=20000", Run: func(c *Case) (*Outcome, error) {
-		return c.Bus(subjects.Settings{Policy: policy.ProjectedTime, Mode: subjects.ModeEnforce, Knobs: map[string]float64{"escape_floor": 3, "prefill_tok_s": 20_000}})
-	}}
+// worseBecause says what makes load-only quicker at a load.
+func worseBecause(load float64) string {
+	if load > 1 {
+		return "beyond saturation work waits in the queue until an engine's KV use has come down from kv_block to kv_unblock; load_only fills every engine to its last block"
+	}
+	return "affinity cost more than it saved at this load"
 }
 
 // loadPoint is one load of a sweep.

@@ -8,6 +8,7 @@ import (
 	"github.com/rollbus/rollbus/bench/engine/model"
 	"github.com/rollbus/rollbus/dispatcher/core"
 	"github.com/rollbus/rollbus/subjects"
+	"github.com/rollbus/rollbus/workeragent/telemetry"
 )
 
 // Telemetry is how reports of engines travel: plain subjects, in order from one
@@ -36,9 +37,10 @@ type reports struct {
 	loadSeq uint64
 	loadAt  time.Duration
 	kicked  bool
-	stats   model.Stats                       // at the last report
-	decode  float64                           // tokens/s, averaged while busy; 0 = unknown
-	prefill struct{ tokens, seconds float64 } // of intervals with a queue, both fading
+
+	// What an agent has of its engine, the same code.
+	tracker *telemetry.Tracker
+	backlog *telemetry.Backlog
 
 	cacheSeq uint64
 	holds    map[uint64]struct{}
@@ -80,7 +82,8 @@ func (n *Node) boot() error {
 	if old := n.tell.engine; old != nil {
 		old.retire()
 	}
-	*n.tell = reports{engine: e, cfg: n.tell.cfg, holds: map[uint64]struct{}{}, removed: map[uint64]time.Duration{}}
+	*n.tell = reports{engine: e, cfg: n.tell.cfg, tracker: telemetry.NewTracker(telemetry.TrackerConfig{}),
+		backlog: telemetry.NewBacklog(n.w.opts.Telemetry.LoadEvery), holds: map[uint64]struct{}{}, removed: map[uint64]time.Duration{}}
 	e.Changed = n.changed
 	return nil
 }
@@ -108,8 +111,23 @@ func (n *Node) announce() {
 
 // run gives a reservation to the engine.
 func (n *Node) run(r *run) {
-	x := n.w.Work(r.put.Key())
-	err := n.tell.engine.Add(r.put.Key(), x, func(tokens, cached int) {
+	key, t := r.put.Key(), n.tell
+	x := n.w.Work(key)
+	started := x.Started
+	x.Started = func(at time.Duration) {
+		t.backlog.Made(key, at, 1)
+		if started != nil {
+			started(at)
+		}
+	}
+	h := &r.put.Held
+	w := telemetry.Work{Revision: r.put.Revision, Prompt: h.PromptTokens, Output: max(0, h.Tokens-h.PromptTokens)}
+	if h.PredictedCached != nil {
+		w.Cached = *h.PredictedCached
+	}
+	t.backlog.Begin(key, n.w.Now, w)
+	err := t.engine.Add(key, x, func(tokens, cached int) {
+		t.backlog.End(key, &cached)
 		r.tokens, r.cached = tokens, &cached
 		n.finish(r)
 	})
@@ -121,6 +139,7 @@ func (n *Node) run(r *run) {
 // stopRun takes a run that ends early out of the engine.
 func (n *Node) stopRun(r *run) {
 	if n.tell != nil && r.tokens == 0 {
+		n.tell.backlog.End(r.put.Key(), nil)
 		n.tell.engine.Abort(r.put.Key())
 	}
 }
@@ -198,28 +217,29 @@ func (n *Node) report() {
 	}
 	t.engine.poll()
 	s := t.engine.Model.Stats()
-	dt := (n.w.Now - t.loadAt).Seconds()
-	if t.loadSeq > 0 && dt > 0 {
-		n.rates(&s, dt)
-	}
 	t.loadSeq++
-	t.loadAt, t.kicked, t.stats = n.w.Now, false, s
+	t.loadAt, t.kicked = n.w.Now, false
 	ranks := 1
 	used, capacity := int64(s.KVUsed), int64(s.Capacity)
-	waiting := s.Waiting + max(0, len(n.running)-s.Running-s.Waiting)
-	r := subjects.RankLoad{Running: &s.Running, Waiting: &waiting, KVUsedTokens: &used, KVCapacityTokens: &capacity,
-		MaxRunning: &t.cfg.MaxRunning, PreemptionsTotal: &s.Preemptions}
-	if t.decode > 0 {
-		d := t.decode
-		r.DecodeTokS = &d
+	own, tokens := t.backlog.Own()
+	waiting := s.Waiting + max(0, own-s.Running-s.Waiting)
+	seen := t.tracker.Observe(telemetry.Sample{Source: "sim", Advertised: &ranks, Ranks: []telemetry.Rank{{
+		RankLoad: subjects.RankLoad{Running: &s.Running, Waiting: &waiting, KVUsedTokens: &used, KVCapacityTokens: &capacity, MaxRunning: &t.cfg.MaxRunning},
+		Counters: telemetry.Counters{PromptTokens: &s.PromptTokens, GenerationTokens: &s.GenerationTokens, PrefixHitTokens: &s.PrefixHits, Preemptions: &s.Preemptions},
+	}}}, n.w.Now, max(1, len(n.running)))
+	l := core.Load{Load: seen.Load}
+	if p, r := t.backlog.PrefillTokS(), &l.Ranks[0]; p != nil && (r.PrefillTokS == nil || *r.PrefillTokS < *p) {
+		r.PrefillTokS = p
 	}
-	if q := t.prefill; q.seconds >= 1 && q.tokens > 0 {
-		p := q.tokens / q.seconds
-		r.PrefillTokS = &p
+	for key := range n.running { // each tells of itself alone
+		if made, ok := t.engine.Model.Generated(key); ok {
+			t.backlog.Made(key, n.w.Now, made)
+		}
 	}
-	l := core.Load{Load: subjects.Load{SchemaVersion: subjects.SchemaVersion, Engine: n.Name, Epoch: n.Reg.Epoch, Seq: t.loadSeq,
-		AppliedRevision: t.applied, Source: "sim", IntervalMS: int(n.w.opts.Telemetry.LoadEvery.Milliseconds()),
-		RanksAdvertised: &ranks, Ranks: []subjects.RankLoad{r}}}
+	prefill, output := t.backlog.Left(n.w.Now, t.applied)
+	l.SchemaVersion, l.Engine, l.Epoch, l.Seq = subjects.SchemaVersion, n.Name, n.Reg.Epoch, t.loadSeq
+	l.AppliedRevision, l.IntervalMS, l.RanksAdvertised = t.applied, int(n.w.opts.Telemetry.LoadEvery.Milliseconds()), &ranks
+	l.PendingPrefillTokens, l.PendingOutputTokens, l.OwnRequests, l.OwnTokens = &prefill, &output, &own, &tokens
 	n.told = n.w.Now
 	n.publish(l, laneLoad, n.w.opts.Telemetry.LoadLoss, 0)
 }
@@ -232,27 +252,6 @@ func (n *Node) pretend() {
 	n.publish(core.Load{Load: subjects.Load{SchemaVersion: subjects.SchemaVersion, Engine: n.Name, Epoch: n.Reg.Epoch, Seq: t.loadSeq,
 		AppliedRevision: t.applied, IntervalMS: int(n.w.opts.Telemetry.LoadEvery.Milliseconds()), RanksAdvertised: &ranks,
 		Ranks: []subjects.RankLoad{{Running: &running, Waiting: &waiting}}}}, laneLoad, 0, 0)
-}
-
-// rateWindow is the time constant of an agent's rates, s.
-const rateWindow = 10
-
-// rates averages what the engine did over intervals in which it was busy: an
-// idle stretch says nothing of what it could do.
-func (n *Node) rates(s *model.Stats, dt float64) {
-	t := n.tell
-	keep := math.Exp(-dt / rateWindow)
-	if d := s.GenerationTokens - t.stats.GenerationTokens; t.stats.Running > 0 && s.Running > 0 {
-		if t.decode == 0 {
-			keep = 0
-		}
-		t.decode = t.decode*keep + float64(d)/dt*(1-keep)
-	}
-	computed := (s.PromptTokens - s.PrefixHits) - (t.stats.PromptTokens - t.stats.PrefixHits)
-	if t.stats.Waiting > 0 && s.Waiting > 0 {
-		keep = math.Exp(-dt / rateWindow)
-		t.prefill.tokens, t.prefill.seconds = t.prefill.tokens*keep+float64(computed), t.prefill.seconds*keep+dt
-	}
 }
 
 // publish sends a report to every dispatcher that can hear.

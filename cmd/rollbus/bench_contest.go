@@ -208,7 +208,7 @@ type BenchTrace struct {
 	Format  string `default:"mooncake" enum:"mooncake,episodes" help:"Format of the file: mooncake, or episodes ({group, stream, prompt_len, out_lens, obs_lens})." placeholder:"NAME"`
 	Engines int    `default:"8" help:"Simulated engines." placeholder:"N"`
 	Rows    int    `default:"2000" help:"Rollouts of each seed, a stretch of the trace." placeholder:"N"`
-	KV      int    `name:"kv-tokens" default:"2000000" help:"Cache of an engine, tokens." placeholder:"N"`
+	KV      int    `name:"kv-tokens" default:"400000" help:"Cache of an engine, tokens: an 8B model on 80 GB; more stands for a larger machine, or a second tier." placeholder:"N"`
 }
 
 // Help shows examples.

@@ -8,7 +8,7 @@ import (
 
 // Version of the core's behaviour. A journal of another version replays with
 // its differences listed.
-const Version = 2
+const Version = 3
 
 // Event is an input of the core. Events are plain data: they encode, decode and
 // re-run to equal effects (codec.go).

@@ -41,7 +41,7 @@ func TestEveryReasonBasisAndOutcomeIsReachable(t *testing.T) {
 		{policy.ProjectedTime, nil, idle(func(in *policy.Input) { held(in); in.Candidates[0].Observed.Running = 1 }), policy.ReasonPrefixCredit, policy.BasisEngine, policy.OutcomePlaced},
 		{policy.ProjectedTime, nil, input(engines(2), request()), policy.ReasonNoTelemetry, policy.BasisReserved, policy.OutcomePlaced},
 		{policy.ProjectedTime, nil, idle(func(in *policy.Input) {
-			in.Request.PromptTokens, in.Candidates[0].MatchGPU, in.Candidates[0].Observed.Running = 99_000, 99_000, 30
+			in.Request.PromptTokens, in.Candidates[0].MatchGPU, in.Candidates[0].Observed.Running = 99_000, 99_000, 60
 		}), policy.ReasonHardEscape, policy.BasisEngine, policy.OutcomePlaced},
 		{policy.ProjectedTime, knobs{"sticky_trajectory": 1}, idle(func(in *policy.Input) { in.Candidates[0].Sticky = true }), policy.ReasonSticky, policy.BasisEngine, policy.OutcomePlaced},
 		{policy.ProjectedTime, knobs{"sticky_group": 1}, idle(func(in *policy.Input) {

@@ -36,12 +36,17 @@ type Reserved struct {
 
 // Sample takes one usable report, at the time it came, and what was reserved
 // when it was taken: the reservations up to the revision the agent had applied.
-// Call it once a report.
+// What the agent itself counted then is exact; reservations that were released
+// while the report was on its way would look like somebody else's work. Call it
+// once a report.
 func (f *Fuser) Sample(now time.Duration, o *Observed, at Reserved) {
 	if now-f.at > fuseForget {
 		f.hasTokens, f.hasRequests = false, false
 	}
 	f.at, f.held = now, at.Requests
+	if o.OwnTold {
+		at.Requests, at.Tokens = o.OwnRequests, o.OwnTokens
+	}
 	if o.UsedTokens >= 0 {
 		f.tokens = blend(f.tokens, float64(o.UsedTokens-at.Tokens), f.hasTokens)
 		f.hasTokens = true
@@ -95,12 +100,13 @@ func (r *rates) learn(o *Observed) {
 	if o.MaxRunning > 0 {
 		// A few that wait for the step in flight say nothing: a batch of two would
 		// be taken for all that the engine can do, and each request there for slow.
-		// What it computes of prompts beside a short queue depends on what it was
-		// given: engines that got more would look faster, and get more.
 		busy = 2*o.Running >= o.MaxRunning || o.Waiting > 0 && 2*o.KVUsageWorst >= 1
 	}
 	r.decode = peak(r.decode, o.DecodeTokS, busy)
-	r.prefill = peak(r.prefill, o.PrefillTokS, busy)
+	// An agent that follows its runs tells a rate of prompts only when it saw
+	// one, be the engine busy or not. Beside a short queue it would depend on what
+	// the engine was given: those that got more would look faster, and get more.
+	r.prefill = peak(r.prefill, o.PrefillTokS, busy || o.PendingTold)
 }
 
 func peak(old, v float64, busy bool) float64 {

@@ -78,8 +78,44 @@ func Judge(l *subjects.Load, age time.Duration, want Want) (Observed, Why) {
 		}
 	}
 	o, why := t.observed(len(l.Ranks), assumed)
-	o.CountsScraped = why == WhyUsable && l.Source == scrapedSource
-	return o, why
+	if why == WhyUsable {
+		why = o.own(l)
+	}
+	if why != WhyUsable {
+		return Observed{}, why
+	}
+	o.CountsScraped = l.Source == scrapedSource
+	return o, WhyUsable
+}
+
+// own takes what the agent tells of its own runs: each pair whole or not at all.
+func (o *Observed) own(l *subjects.Load) Why {
+	for _, p := range [...]*int64{l.PendingPrefillTokens, l.PendingOutputTokens, l.OwnTokens} {
+		if why := count(p, maxTokens); why != WhyUsable {
+			return why
+		}
+	}
+	if why := count(l.OwnRequests, maxCount); why != WhyUsable {
+		return why
+	}
+	if o.PendingTold = l.PendingPrefillTokens != nil && l.PendingOutputTokens != nil; o.PendingTold {
+		o.PendingPrefillTokens, o.PendingOutputTokens = *l.PendingPrefillTokens, *l.PendingOutputTokens
+	}
+	if o.OwnTold = l.OwnRequests != nil && l.OwnTokens != nil; o.OwnTold {
+		o.OwnRequests, o.OwnTokens = *l.OwnRequests, *l.OwnTokens
+	}
+	return WhyUsable
+}
+
+// count checks a number that may be missing.
+func count[T int | int64](p *T, most T) Why {
+	switch {
+	case p != nil && *p < 0:
+		return WhyNegative
+	case p != nil && *p > most:
+		return WhyInconsistent
+	}
+	return WhyUsable
 }
 
 // scrapedSource exports one set of counts for each tensor-parallel rank, told
@@ -147,19 +183,13 @@ func (t *tally) add(r *subjects.RankLoad) Why {
 		return WhyIncomplete
 	}
 	for _, p := range [...]*int{r.Running, r.Waiting, r.MaxRunning} {
-		switch {
-		case p != nil && *p < 0:
-			return WhyNegative
-		case p != nil && *p > maxCount:
-			return WhyInconsistent
+		if why := count(p, maxCount); why != WhyUsable {
+			return why
 		}
 	}
 	for _, p := range [...]*int64{r.WaitingUncachedTokens, r.KVUsedTokens, r.KVCapacityTokens, r.PreemptionsTotal} {
-		switch {
-		case p != nil && *p < 0:
-			return WhyNegative
-		case p != nil && *p > maxTokens:
-			return WhyInconsistent
+		if why := count(p, maxTokens); why != WhyUsable {
+			return why
 		}
 	}
 	for _, p := range [...]*float64{r.KVUsage, r.DecodeTokS, r.PrefillTokS} {

@@ -36,6 +36,19 @@ func TestAWholeReportIsSummedOverItsRanks(t *testing.T) {
 	}
 }
 
+func TestWhatAnAgentTellsOfItsRunsCountsInPairs(t *testing.T) {
+	l := whole()
+	l.PendingPrefillTokens, l.OwnRequests, l.OwnTokens = ptr(int64(7)), ptr(2), ptr(int64(900))
+	o, why := policy.Judge(l, 0, wantTwo)
+	if why != policy.WhyUsable || o.PendingTold || o.PendingPrefillTokens != 0 || !o.OwnTold || o.OwnRequests != 2 || o.OwnTokens != 900 {
+		t.Errorf("half of a pair, and a whole one: %q %+v", why, o)
+	}
+	l.PendingOutputTokens = ptr(int64(8))
+	if o, _ := policy.Judge(l, 0, wantTwo); !o.PendingTold || o.PendingPrefillTokens != 7 || o.PendingOutputTokens != 8 {
+		t.Errorf("both: %+v", o)
+	}
+}
+
 func TestEveryReasonAgainstAReport(t *testing.T) {
 	inf := math.Inf(1)
 	r0 := func(change func(r *subjects.RankLoad)) func(*subjects.Load) {
@@ -66,6 +79,9 @@ func TestEveryReasonAgainstAReport(t *testing.T) {
 		{"usage negative", policy.WhyNegative, r0(func(r *subjects.RankLoad) { r.KVUsage = ptr(-0.1) })},
 		{"limit negative", policy.WhyNegative, r0(func(r *subjects.RankLoad) { r.MaxRunning = ptr(-1) })},
 		{"preemptions negative", policy.WhyNegative, r0(func(r *subjects.RankLoad) { r.PreemptionsTotal = ptr(int64(-1)) })},
+		{"pending output negative", policy.WhyNegative, func(l *subjects.Load) { l.PendingOutputTokens = ptr(int64(-1)) }},
+		{"own requests negative", policy.WhyNegative, func(l *subjects.Load) { l.OwnRequests = ptr(-1) }},
+		{"own tokens beyond sense", policy.WhyInconsistent, func(l *subjects.Load) { l.OwnTokens = ptr(int64(1 << 60)) }},
 		{"age negative", policy.WhyNegative, func(l *subjects.Load) { l.AgeMS = -1 }},
 		{"interval negative", policy.WhyNegative, func(l *subjects.Load) { l.IntervalMS = -1 }},
 		{"usage NaN", policy.WhyNotANumber, r0(func(r *subjects.RankLoad) { r.KVUsage = ptr(math.NaN()) })},

@@ -121,6 +121,29 @@ func TestRatesAreLearnedFromBusyEngines(t *testing.T) {
 	}
 }
 
+// Ten requests ran when the sample was taken and were released while it was on
+// its way: they are nobody else's.
+func TestAReleaseOnItsWayIsNoDirectClient(t *testing.T) {
+	for _, told := range []bool{false, true} {
+		var f policy.Fuser
+		o := policy.Observed{UsedTokens: 9000, Running: 10, OwnTold: told, OwnRequests: 10, OwnTokens: 10_000}
+		f.Sample(0, &o, policy.Reserved{})
+		f.Fuse(&o, policy.Reserved{}, policy.Reserved{})
+		if external := map[bool]int{false: 10, true: 0}[told]; o.ExternalRequests != external || told && o.UsedTokens != 0 {
+			t.Errorf("told %v: %d direct clients and %d tokens, want %d clients", told, o.ExternalRequests, o.UsedTokens, external)
+		}
+	}
+}
+
+func TestAnAgentThatFollowsItsRunsTellsOfPromptsOnlyWhatItSaw(t *testing.T) {
+	var f policy.Fuser
+	o := policy.Observed{UsedTokens: -1, Running: 1, MaxRunning: 38, DecodeTokS: 50, PrefillTokS: 9000, PendingTold: true}
+	f.Sample(0, &o, policy.Reserved{})
+	if decode, prefill := f.Rates(); decode != 0 || prefill != 9000 {
+		t.Errorf("of an idle engine: learned %v and %v, want nothing of its decoding and 9000", decode, prefill)
+	}
+}
+
 func TestAQueueBesideASmallBatchTellsNothing(t *testing.T) {
 	for _, c := range []struct {
 		kv              float64

@@ -10,10 +10,17 @@ import (
 // projectedTime is S3: the seconds until the request would have its first token
 // and its fair share of the engine; least wins.
 //
-//	queue   = (waiting + newly reserved output) / decode + their prompts / prefill
-//	active  = running output still to make / decode
-//	prefill = max(0, prompt - credit) / prefill
+//	queue   = prompts still to compute there / prefill
+//	active  = output still to make there / decode
+//	prefill = max(0, prompt - credit) / prefill x (1 + interference x requests there)
 //	barrier = barrier x k / (1 - k), k = occupancy with this request, at most 0.999
+//
+// An engine computes a prompt in steps that its running requests wait for: what
+// recomputing a prefix costs is their time too, not only the request's.
+//
+// Agents tell what their runs have still to do. When one of them does not, it is
+// guessed for all: what waits has all of its prompt and output before it, what
+// runs has computed its prompt and has active_share of its output left.
 //
 // On reservations alone (basis reserved) the same is computed from them, and no
 // cached prefix is credited: load decides, since an engine that does not report
@@ -84,7 +91,16 @@ func (r *round) learnPeers() {
 // every engine of every decision.
 func (r *round) times(c *Candidate, decode, prefill float64) (t times) {
 	output := r.output(c)
-	if r.basis == BasisEngine {
+	if r.pending {
+		o := c.Observed
+		_, cached := r.expected(c)
+		prompts := float64(o.PendingPrefillTokens + max(0, o.NewerPrefillTokens-cached))
+		tokens := float64(o.PendingOutputTokens + max(0, o.NewerTokens-o.NewerPrefillTokens))
+		if o.ExternalRequests > 0 { // nobody tells what they have left
+			tokens += float64(float64(o.ExternalRequests) * float64(output*r.s.ActiveShare))
+		}
+		t.queue, t.active = prompts/prefill, tokens/decode
+	} else if r.basis == BasisEngine {
 		o := c.Observed
 		// What is reserved and not yet seen by the engine waits too.
 		waiting := o.Waiting + max(0, c.ReservedRequests-o.Running-o.Waiting-o.NewerRequests)
@@ -103,6 +119,9 @@ func (r *round) times(c *Candidate, decode, prefill float64) (t times) {
 	}
 	if left := float64(r.in.Request.PromptTokens) - r.credit(c); left > 0 {
 		t.prefill = left / prefill
+		if r.basis == BasisEngine {
+			t.prefill += float64(t.prefill * float64(r.s.Interference*float64(r.requests(c))))
+		}
 	}
 	if r.capacity {
 		t.barrier = r.barrier(c)

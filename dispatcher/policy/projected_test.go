@@ -112,9 +112,10 @@ func TestTheFormulaInNumbers(t *testing.T) {
 	want := map[policy.Part]float64{
 		// 2 waiting and 1 that the engine has not seen, 400 each, 1,200 newer output; 800 to
 		// prefill, and of 1,800 newer ones those that were not placed for a prefix.
-		policy.PartQueue:   (3*400+1200)/1000.0 + (800+1800-1000)/4000.0,
-		policy.PartActive:  6 * 400 * 0.5 / 1000,
-		policy.PartPrefill: (2048 - (512 + 0.75*256 + 0.25*128)) / 4000,
+		policy.PartQueue:  (3*400+1200)/1000.0 + (800+1800-1000)/4000.0,
+		policy.PartActive: 6 * 400 * 0.5 / 1000,
+		// 12 requests there lose half of the time that it takes.
+		policy.PartPrefill: (2048 - (512 + 0.75*256 + 0.25*128)) / 4000 * (1 + 0.5*12),
 		policy.PartBarrier: 0.15 * k / (1 - k),
 	}
 	sum := 0.0
@@ -197,9 +198,70 @@ func TestAHardEscapeTakesTheLeastLoadedWhenTheWinnersLoadIsOutOfProportion(t *te
 		return in
 	}
 	// The holder has 38 x 0.128 = 4.86 s of load and the barrier; the least has 0.51 s and 0.02 s.
-	wantEngine(t, enforcing(t, policy.ProjectedTime, nil), base(), "e2", policy.ReasonHardEscape)
-	wantEngine(t, enforcing(t, policy.ProjectedTime, knobs{"escape_ratio": 10}), base(), "e0", policy.ReasonPrefixCredit)
-	wantEngine(t, enforcing(t, policy.ProjectedTime, knobs{"escape_floor": 4}), base(), "e0", policy.ReasonPrefixCredit)
+	wantEngine(t, enforcing(t, policy.ProjectedTime, knobs{"escape_floor": 1}), base(), "e2", policy.ReasonHardEscape)
+	wantEngine(t, enforcing(t, policy.ProjectedTime, knobs{"escape_floor": 1, "escape_ratio": 10}), base(), "e0", policy.ReasonPrefixCredit)
+	wantEngine(t, enforcing(t, policy.ProjectedTime, nil), base(), "e0", policy.ReasonPrefixCredit)
+}
+
+// What agents tell of their own runs takes the place of guesses.
+func TestWhatRunsHaveStillToDoCountsWhenAllTellIt(t *testing.T) {
+	parts := func(change func(cs []policy.Candidate)) (queue, active float64) {
+		cs := engines(2)
+		cs[0].ReservedRequests, cs[0].ReservedTokens, cs[0].ReservedPromptTokens = 4, 4*1000, 4*600
+		for i := range cs {
+			cs[i].Observed = &policy.Observed{WaitingUncachedTokens: -1, UsedTokens: 0, MaxRunning: 38, DecodeTokS: 1000, PrefillTokS: 4000, PendingTold: true}
+		}
+		o := cs[0].Observed
+		o.Running, o.PendingPrefillTokens, o.PendingOutputTokens = 3, 500, 700
+		o.NewerRequests, o.NewerTokens, o.NewerPrefillTokens, o.NewerCachedTokens = 1, 1000, 600, 200
+		change(cs)
+		_, rec := decide(enforcing(t, policy.ProjectedTime, nil), input(cs, request()))
+		for _, c := range rec.Candidates {
+			if c.Index == 0 {
+				for p, v := range c.Parts() {
+					switch p {
+					case policy.PartQueue:
+						queue = v
+					case policy.PartActive:
+						active = v
+					}
+				}
+			}
+		}
+		return queue, active
+	}
+	near := func(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
+	if q, a := parts(func([]policy.Candidate) {}); !near(q, (500+600-200)/4000.0) || !near(a, (700+400)/1000.0) {
+		t.Errorf("all tell: queue %v and active %v s", q, a)
+	}
+	if q, a := parts(func(cs []policy.Candidate) { cs[0].Observed.ExternalRequests = 2 }); !near(q, 900/4000.0) || !near(a, (1100+2*400*0.5)/1000) {
+		t.Errorf("two of somebody else: queue %v and active %v s, want half of an output for each", q, a)
+	}
+	// Nobody's word is taken when one says nothing: 3 that run, by active_share.
+	if q, a := parts(func(cs []policy.Candidate) { cs[1].Observed.PendingTold = false }); !near(q, 400/1000.0+400/4000.0) || !near(a, 3*400*0.5/1000) {
+		t.Errorf("one does not tell: queue %v and active %v s", q, a)
+	}
+}
+
+// Recomputing a prefix costs those that run there too: a holder keeps it although
+// it is no sooner free, unless an idle engine can compute it in nobody's way.
+func TestAPrefillCostsThoseThatRunThere(t *testing.T) {
+	base := func(peer int) *policy.Input {
+		cs := reports(engines(2))
+		for i, n := range []int{10, peer} {
+			cs[i].ReservedRequests, cs[i].ReservedTokens, cs[i].ReservedPromptTokens = n, int64(n*1000), int64(n*500)
+			cs[i].Observed.Running, cs[i].Observed.WaitingUncachedTokens = n, 0
+		}
+		cs[0].MatchGPU = 2048
+		in := input(cs, request())
+		in.Request.PromptTokens = 2048 // 0.256 s
+		return in
+	}
+	// 0.125 s a running request: 6 of them are 0.5 s less than 10, and 0.256 s are
+	// 1.024 s with theirs; 2 are 1 s less, and 0.512 s with theirs.
+	wantEngine(t, enforcing(t, policy.ProjectedTime, nil), base(6), "e0", policy.ReasonPrefixCredit)
+	wantEngine(t, enforcing(t, policy.ProjectedTime, nil), base(2), "e1", policy.ReasonLeastTime)
+	wantEngine(t, enforcing(t, policy.ProjectedTime, knobs{"interference": 0}), base(6), "e1", policy.ReasonLeastTime)
 }
 
 func TestEveryFallbackOfProjectedTime(t *testing.T) {

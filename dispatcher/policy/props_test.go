@@ -37,6 +37,11 @@ func anyObserved(t *rapid.T) *policy.Observed {
 		ExternalRequests:      rapid.IntRange(0, 5).Draw(t, "external"),
 		NewerRequests:         rapid.IntRange(0, 5).Draw(t, "newer"),
 	}
+	if rapid.IntRange(0, 3).Draw(t, "pending told") > 0 {
+		o.PendingTold = true
+		o.PendingPrefillTokens = rapid.Int64Range(0, 200_000).Draw(t, "pending prefill")
+		o.PendingOutputTokens = rapid.Int64Range(0, 50_000).Draw(t, "pending output")
+	}
 	o.NewerTokens = int64(o.NewerRequests) * 700
 	o.NewerPrefillTokens = int64(o.NewerRequests) * 500
 	return o

@@ -27,8 +27,9 @@ type round struct {
 	// On basis engine only.
 	used     bool // tokens in use
 	kv       bool // KV usage of the fullest rank
-	uncached bool // waiting tokens to prefill
 	running  bool // the engine's own limit of running requests
+	pending  bool // what runs there still has to do
+	uncached bool // waiting tokens to prefill; asked for only without pending
 
 	adm   []int32   // admissible candidates, ascending
 	score []float64 // of adm; the least wins
@@ -66,7 +67,7 @@ func (r *round) pass(exclude bool) {
 	r.eligible = 0
 	r.adm = r.adm[:0]
 	r.capacity, r.slots = true, true
-	observed, used, kv, uncached, running := true, true, true, true, true
+	observed, used, kv, running, pending := true, true, true, true, true
 	r.rate = r.rate[:0]
 	rated := r.s.Policy == ProjectedTime
 	req := &r.in.Request
@@ -88,8 +89,8 @@ func (r *round) pass(exclude bool) {
 			if o := c.Observed; o != nil {
 				used = used && o.UsedTokens >= 0
 				kv = kv && o.KVUsageWorst >= 0
-				uncached = uncached && o.WaitingUncachedTokens >= 0
 				running = running && o.MaxRunning > 0
+				pending = pending && o.PendingTold
 			} else {
 				observed = false
 			}
@@ -111,7 +112,19 @@ func (r *round) pass(exclude bool) {
 	if observed {
 		r.basis = BasisEngine
 	}
-	r.used, r.kv, r.uncached, r.running = observed && used, observed && kv, observed && uncached, observed && running
+	r.used, r.kv, r.running, r.pending = observed && used, observed && kv, observed && running, observed && pending
+	r.uncached = rated && observed && !pending && r.allUncached()
+}
+
+// allUncached tells whether every eligible candidate says what of its queue is
+// to be computed.
+func (r *round) allUncached() bool {
+	for i, f := range r.filter {
+		if f.Eligible() && r.in.Candidates[i].Observed.WaitingUncachedTokens < 0 {
+			return false
+		}
+	}
+	return true
 }
 
 var stateFilters = [...]Filter{
@@ -197,7 +210,7 @@ func (r *round) inadmissible(c *Candidate) Filter {
 // reservedOnly makes the decision one on reservations.
 func (r *round) reservedOnly() {
 	r.basis = BasisReserved
-	r.used, r.kv, r.uncached, r.running = false, false, false, false
+	r.used, r.kv, r.running, r.pending, r.uncached = false, false, false, false, false
 }
 
 // requests is the load of a candidate in requests, on the decision's basis. An

@@ -36,7 +36,7 @@ type Settings struct {
 	WeightKV, WeightSlots            float64
 
 	DecodeTokS, PrefillTokS, RateBound float64
-	ActiveShare                        float64
+	ActiveShare, Interference          float64
 	Barrier                            float64 // seconds
 	CreditCPU, CreditSSD               float64
 	ApproximateCredit                  bool

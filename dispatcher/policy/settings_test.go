@@ -19,7 +19,7 @@ func TestAnEmptyConfigurationIsOff(t *testing.T) {
 	if s.Policy != policy.LeastRequests || s.Mode != subjects.ModeOff || s.StickyTrajectory || s.StickyGroup || s.WaitMax != 0 || s.ApproximateCredit {
 		t.Fatalf("an empty configuration is %+v", s)
 	}
-	if s.KVBlock != 0.9 || s.KVUnblock != 0.75 || s.Alpha != 0.7 || s.EscapeRatio != 3 || s.EscapeFloor != 1 || s.Barrier != 0.15 || s.CreditCPU != 0.75 || s.CreditSSD != 0.25 {
+	if s.KVBlock != 0.9 || s.KVUnblock != 0.75 || s.Alpha != 0.7 || s.EscapeRatio != 3 || s.EscapeFloor != 5 || s.Interference != 0.5 || s.Barrier != 0.15 || s.CreditCPU != 0.75 || s.CreditSSD != 0.25 {
 		t.Fatalf("defaults are %+v", s)
 	}
 	if _, err := policy.Resolve(policy.Recommended()); err != nil {

@@ -50,8 +50,40 @@ type Tracker struct {
 
 type history struct {
 	last    Rank
-	decode  average
+	decode  batchRate
 	prefill quotient
+}
+
+// batchRate is what an engine would decode a second with all its slots busy. A
+// batch is not slow because it is small: of n requests in s slots, and steps that
+// take twice as long with all of them as with one, it makes 2n / (s + n) of that.
+// Without it an engine that got less would look slower than its like, and get
+// less still.
+type batchRate struct {
+	made    quotient // tokens over the time that each running request spent
+	running quotient // requests over time
+}
+
+func (b *batchRate) add(tokens, running float64, dt, window time.Duration) {
+	if running <= 0 {
+		return
+	}
+	b.made.add(tokens, running*dt.Seconds(), dt, window)
+	b.running.add(running*dt.Seconds(), dt.Seconds(), dt, window)
+}
+
+// value is nil until the engine has been seen busy for long enough. Without a
+// number of slots it is what the engine made.
+func (b *batchRate) value(slots *int) *float64 {
+	each, running := b.made.value(), b.running.value()
+	if !b.running.known || each == nil || running == nil {
+		return nil
+	}
+	v := *each * *running
+	if slots != nil && float64(*slots) > *running {
+		v = *each * (float64(*slots) + *running) / 2
+	}
+	return &v
 }
 
 // quotient is tokens over the time that they took, both fading. Engines count a
@@ -61,13 +93,14 @@ type quotient struct {
 	known           bool
 }
 
-// leastQueued is how long a queue must have stood, s, before it tells a rate.
-const leastQueued = 1
+// leastSeen is for how long an engine must have been seen at it, s, before a
+// rate is told.
+const leastSeen = 1
 
 func (q *quotient) add(tokens, seconds float64, dt, window time.Duration) {
 	keep := math.Exp(-dt.Seconds() / window.Seconds())
 	q.tokens, q.seconds = q.tokens*keep+tokens, q.seconds*keep+seconds
-	q.known = q.known || q.seconds >= leastQueued
+	q.known = q.known || q.seconds >= leastSeen
 }
 
 func (q *quotient) value() *float64 {
@@ -75,29 +108,6 @@ func (q *quotient) value() *float64 {
 		return nil
 	}
 	v := q.tokens / q.seconds
-	return &v
-}
-
-// average is an exponential one over time; its zero value knows nothing.
-type average struct {
-	v     float64
-	known bool
-}
-
-func (a *average) add(x float64, dt, window time.Duration) {
-	if !a.known {
-		a.v, a.known = x, true
-		return
-	}
-	w := 1 - math.Exp(-dt.Seconds()/window.Seconds())
-	a.v += w * (x - a.v)
-}
-
-func (a *average) value() *float64 {
-	if !a.known {
-		return nil
-	}
-	v := a.v
 	return &v
 }
 
@@ -187,14 +197,17 @@ func (t *Tracker) restarted(s Sample) bool {
 func (t *Tracker) rates(h *history, r *Rank, dt time.Duration) {
 	switch {
 	case r.DecodeTokS != nil:
-		h.decode = average{v: *r.DecodeTokS, known: true}
+		if busy(*r) && *r.DecodeTokS > 0 {
+			h.decode.add(*r.DecodeTokS*dt.Seconds(), float64(*r.Running), dt, t.cfg.RateWindow)
+		}
 	case busy(h.last) && busy(*r): // an interval that idles in part says nothing
 		if d := increment(h.last.GenerationTokens, r.GenerationTokens); d >= 0 {
-			h.decode.add(float64(d)/dt.Seconds(), dt, t.cfg.RateWindow)
+			h.decode.add(float64(d), float64(*h.last.Running+*r.Running)/2, dt, t.cfg.RateWindow)
 		}
 	}
 	// Prefill: by its own clock where the engine has one; else only while a
-	// queue shows that prefill is what the engine is short of.
+	// queue beside a large batch shows that it computes all it can. A few that
+	// wait for the step in flight say nothing.
 	computed := increment(h.last.PrefillUncachedTokens, r.PrefillUncachedTokens)
 	if us := increment(h.last.PrefillBusyUS, r.PrefillBusyUS); us > 0 && computed > 0 {
 		h.prefill.add(float64(computed), float64(us)/1e6, dt, t.cfg.RateWindow)
@@ -208,7 +221,7 @@ func (t *Tracker) rates(h *history, r *Rank, dt time.Duration) {
 		}
 		computed = prompt - max(hit, 0) // below 0 while a hit is counted and its prompt is not complete
 	}
-	if queued(h.last) && queued(*r) {
+	if queued(h.last) && queued(*r) && halfFull(h.last) && halfFull(*r) {
 		h.prefill.add(float64(computed), dt.Seconds(), dt, t.cfg.RateWindow)
 	}
 }
@@ -225,7 +238,7 @@ func (t *Tracker) load(s Sample, frozen bool) subjects.Load {
 	for i, r := range s.Ranks {
 		l := r.RankLoad
 		h := t.ranks[r.Rank]
-		l.DecodeTokS, l.PrefillTokS = h.decode.value(), h.prefill.value()
+		l.DecodeTokS, l.PrefillTokS = h.decode.value(r.MaxRunning), h.prefill.value()
 		l.PreemptionsTotal = r.Preemptions
 		if frozen || bad[r.Rank] || bad[-1] {
 			l.Running, l.Waiting, l.WaitingUncachedTokens, l.KVUsedTokens, l.KVUsage = nil, nil, nil, nil, nil
@@ -278,6 +291,14 @@ func equal[T comparable](a, b *T) bool {
 
 func busy(r Rank) bool   { return r.Running != nil && *r.Running > 0 }
 func queued(r Rank) bool { return r.Waiting != nil && *r.Waiting > 0 }
+
+// halfFull tells whether half of the slots or of the KV is in use, or whether
+// neither is known.
+func halfFull(r Rank) bool {
+	slots := r.Running != nil && r.MaxRunning != nil && *r.MaxRunning > 0
+	full := r.KVUsage != nil && *r.KVUsage >= 0.5 || r.KVUsedTokens != nil && r.KVCapacityTokens != nil && 2**r.KVUsedTokens >= *r.KVCapacityTokens
+	return full || slots && 2**r.Running >= *r.MaxRunning || !slots
+}
 
 // fullish is the KV usage above which an engine without a request is not
 // believed: what it holds in use belongs to somebody.
