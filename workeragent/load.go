@@ -64,7 +64,7 @@ func (u *unit) sample(ctx context.Context) *subjects.Load {
 	usable := u.probed && !u.down
 	// Both before the sample: what it may not show yet is neither claimed nor counted.
 	applied, own := u.appliedLocked(), u.atEngineLocked()
-	prefill, output := u.backlog.Left(time.Since(u.born), applied)
+	prefill, output := u.backlog.Left(applied)
 	requests, tokens := u.backlog.Own()
 	u.mu.Unlock()
 	if !usable {

@@ -94,7 +94,7 @@ func newUnit(a *Agent, cfg EngineConfig) *unit {
 		epoch:    epoch{mark: newMark()}, counters: -1,
 		runs: map[string]*run{}, handing: map[string]uint64{},
 		handBack: make(chan struct{}, maxHandBacks),
-		backlog:  telemetry.NewBacklog(a.t.LoadEvery), born: time.Now(),
+		backlog:  telemetry.NewBacklog(), born: time.Now(),
 	}
 	u.recall()
 	return u

@@ -10,7 +10,6 @@ import (
 	"github.com/rollbus/rollbus/bench/engine/model"
 	"github.com/rollbus/rollbus/bench/sim"
 	"github.com/rollbus/rollbus/bench/workload"
-	"github.com/rollbus/rollbus/dispatcher/policy"
 )
 
 // Burst is many equal requests at the same moment, over and over, at four
@@ -67,9 +66,6 @@ func Burst(ctx context.Context, cfg Config) (*Report, error) {
 		r.atMost("most over the fair share of "+strconv.Itoa(each/engines)+", any burst and seed: "+row.Name, Stat{Mean: m, N: cfg.seeds()}, 1,
 			"what it knows of the engines is apart by more than one request: reports and answers to binds come at different times")
 	}
-	us := r.row(policy.ProjectedTime + ", far")
-	r.atMost("the same where views lag by "+far.String()+": "+policy.ProjectedTime, Stat{Mean: slices.Max(us.values["over_fair_max"]), N: cfg.seeds()}, 1,
-		"a view that is late by longer than a burst takes to place")
 	base := r.best(KindBaseline, "over_fair_max", 1)
 	r.extra(map[string]any{"bursts": bursts, "requests": each, "engines": engines, "dispatchers": dispatchers, "fair_share": each / engines,
 		"over_fair_share_max": worst, "over_fair_share_by_policy": perPolicy})

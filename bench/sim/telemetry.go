@@ -83,7 +83,7 @@ func (n *Node) boot() error {
 		old.retire()
 	}
 	*n.tell = reports{engine: e, cfg: n.tell.cfg, tracker: telemetry.NewTracker(telemetry.TrackerConfig{}),
-		backlog: telemetry.NewBacklog(n.w.opts.Telemetry.LoadEvery), holds: map[uint64]struct{}{}, removed: map[uint64]time.Duration{}}
+		backlog: telemetry.NewBacklog(), holds: map[uint64]struct{}{}, removed: map[uint64]time.Duration{}}
 	e.Changed = n.changed
 	return nil
 }
@@ -236,7 +236,7 @@ func (n *Node) report() {
 			t.backlog.Made(key, n.w.Now, made)
 		}
 	}
-	prefill, output := t.backlog.Left(n.w.Now, t.applied)
+	prefill, output := t.backlog.Left(t.applied)
 	l.SchemaVersion, l.Engine, l.Epoch, l.Seq = subjects.SchemaVersion, n.Name, n.Reg.Epoch, t.loadSeq
 	l.AppliedRevision, l.IntervalMS, l.RanksAdvertised = t.applied, int(n.w.opts.Telemetry.LoadEvery.Milliseconds()), &ranks
 	l.PendingPrefillTokens, l.PendingOutputTokens, l.OwnRequests, l.OwnTokens = &prefill, &output, &own, &tokens

@@ -97,7 +97,7 @@ func TestTheModelsSignIsThatOfARealRerun(t *testing.T) {
 		t.Fatalf("%d of 120 rollouts are whole in the journal, %d not", len(x.Rollouts), x.Unfinished)
 	}
 	s := enforce("projected_time")
-	a, err := Run(t.Context(), x, Question{Settings: &s, Closed: true})
+	a, err := Run(t.Context(), x, Question{Settings: &s, Closed: true, Seeds: 6}) // three may be alike by chance, and state too small an error
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -99,7 +99,7 @@ var knobs = [...]Knob{
 		Doc: "a reported rate counts as at most this many times the profile or default, and at least its inverse",
 		set: func(s *Settings, v float64) { s.RateBound = v }},
 	{Name: "active_share", Policy: ProjectedTime, Unit: "share of output", Default: 0.5, Min: 0, Max: 1,
-		Doc: "what a running request still has to decode, of its expected output",
+		Doc: "what of the output that running requests still have to make counts: it is made beside the request's own, not before it",
 		set: func(s *Settings, v float64) { s.ActiveShare = v }},
 	{Name: "interference", Policy: ProjectedTime, Unit: "share of prefill", Default: 0.5, Min: 0, Max: 10,
 		Doc: "what a prefill costs each request that runs there, since steps get longer, of the time it takes",

@@ -11,7 +11,7 @@ import (
 // and its fair share of the engine; least wins.
 //
 //	queue   = prompts still to compute there / prefill
-//	active  = output still to make there / decode
+//	active  = active_share x output still to make there / decode
 //	prefill = max(0, prompt - credit) / prefill x (1 + interference x requests there)
 //	barrier = barrier x k / (1 - k), k = occupancy with this request, at most 0.999
 //
@@ -19,8 +19,8 @@ import (
 // recomputing a prefix costs is their time too, not only the request's.
 //
 // Agents tell what their runs have still to do. When one of them does not, it is
-// guessed for all: what waits has all of its prompt and output before it, what
-// runs has computed its prompt and has active_share of its output left.
+// guessed for all: what waits has all of its prompt and output before it and is
+// waited for, what runs has computed its prompt and none of its output.
 //
 // On reservations alone (basis reserved) the same is computed from them, and no
 // cached prefix is credited: load decides, since an engine that does not report
@@ -97,9 +97,9 @@ func (r *round) times(c *Candidate, decode, prefill float64) (t times) {
 		prompts := float64(o.PendingPrefillTokens + max(0, o.NewerPrefillTokens-cached))
 		tokens := float64(o.PendingOutputTokens + max(0, o.NewerTokens-o.NewerPrefillTokens))
 		if o.ExternalRequests > 0 { // nobody tells what they have left
-			tokens += float64(float64(o.ExternalRequests) * float64(output*r.s.ActiveShare))
+			tokens += float64(float64(o.ExternalRequests) * output)
 		}
-		t.queue, t.active = prompts/prefill, tokens/decode
+		t.queue, t.active = prompts/prefill, float64(tokens*r.s.ActiveShare)/decode
 	} else if r.basis == BasisEngine {
 		o := c.Observed
 		// What is reserved and not yet seen by the engine waits too.

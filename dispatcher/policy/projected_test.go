@@ -231,11 +231,11 @@ func TestWhatRunsHaveStillToDoCountsWhenAllTellIt(t *testing.T) {
 		return queue, active
 	}
 	near := func(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
-	if q, a := parts(func([]policy.Candidate) {}); !near(q, (500+600-200)/4000.0) || !near(a, (700+400)/1000.0) {
+	if q, a := parts(func([]policy.Candidate) {}); !near(q, (500+600-200)/4000.0) || !near(a, (700+400)*0.5/1000) {
 		t.Errorf("all tell: queue %v and active %v s", q, a)
 	}
-	if q, a := parts(func(cs []policy.Candidate) { cs[0].Observed.ExternalRequests = 2 }); !near(q, 900/4000.0) || !near(a, (1100+2*400*0.5)/1000) {
-		t.Errorf("two of somebody else: queue %v and active %v s, want half of an output for each", q, a)
+	if q, a := parts(func(cs []policy.Candidate) { cs[0].Observed.ExternalRequests = 2 }); !near(q, 900/4000.0) || !near(a, (1100+2*400)*0.5/1000) {
+		t.Errorf("two of somebody else: queue %v and active %v s, want an output for each", q, a)
 	}
 	// Nobody's word is taken when one says nothing: 3 that run, by active_share.
 	if q, a := parts(func(cs []policy.Candidate) { cs[1].Observed.PendingTold = false }); !near(q, 400/1000.0+400/4000.0) || !near(a, 3*400*0.5/1000) {
@@ -258,9 +258,9 @@ func TestAPrefillCostsThoseThatRunThere(t *testing.T) {
 		return in
 	}
 	// 0.125 s a running request: 6 of them are 0.5 s less than 10, and 0.256 s are
-	// 1.024 s with theirs; 2 are 1 s less, and 0.512 s with theirs.
+	// 1.024 s with half of theirs; 1 is 1.125 s less, and 0.384 s with its half.
 	wantEngine(t, enforcing(t, policy.ProjectedTime, nil), base(6), "e0", policy.ReasonPrefixCredit)
-	wantEngine(t, enforcing(t, policy.ProjectedTime, nil), base(2), "e1", policy.ReasonLeastTime)
+	wantEngine(t, enforcing(t, policy.ProjectedTime, nil), base(1), "e1", policy.ReasonLeastTime)
 	wantEngine(t, enforcing(t, policy.ProjectedTime, knobs{"interference": 0}), base(6), "e1", policy.ReasonLeastTime)
 }
 

@@ -16,7 +16,6 @@ type Work struct {
 // runs that nobody was before or beside until their first token. The caller
 // brings the time, a duration since any fixed point; not safe for concurrent use.
 type Backlog struct {
-	settle  time.Duration
 	runs    map[string]*ahead
 	silent  int    // runs without a first token
 	alone   string // the one of them that nobody was beside, if any
@@ -31,12 +30,8 @@ type ahead struct {
 	clean        bool // nobody was before or beside it until then
 }
 
-// NewBacklog starts with no run. A run younger than settle counts in full: what
-// a dispatcher knows of two engines is apart by up to the interval of their
-// reports, and whoever reported first would look emptier than its like.
-func NewBacklog(settle time.Duration) *Backlog {
-	return &Backlog{settle: settle, runs: map[string]*ahead{}}
-}
+// NewBacklog starts with no run.
+func NewBacklog() *Backlog { return &Backlog{runs: map[string]*ahead{}} }
 
 // Begin takes in a run that is handed to the engine.
 func (b *Backlog) Begin(id string, at time.Duration, w Work) {
@@ -115,19 +110,15 @@ func (b *Backlog) Own() (requests int, tokens int64) {
 
 // Left is what reservations up to a revision still have to do: tokens of prompts
 // to compute, and of output to make. Later ones are for whoever reads it to add.
-func (b *Backlog) Left(at time.Duration, applied uint64) (prefill, output int64) {
+func (b *Backlog) Left(applied uint64) (prefill, output int64) {
 	for _, r := range b.runs { // sums: order plays no part
 		if r.Revision > applied {
 			continue
 		}
-		made, started := r.made, r.started
-		if at-r.begun < b.settle {
-			made, started = 0, false
-		}
-		if !started {
+		if !r.started {
 			prefill += int64(max(0, r.Prompt-r.Cached))
 		}
-		output += int64(max(r.Output-made, int(residual*float64(r.Output))))
+		output += int64(max(r.Output-r.made, int(residual*float64(r.Output))))
 	}
 	return prefill, output
 }

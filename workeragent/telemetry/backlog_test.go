@@ -10,30 +10,28 @@ import (
 )
 
 func TestABacklogIsWhatRunsHaveStillToDo(t *testing.T) {
-	const settle = 200 * time.Millisecond
-	b := telemetry.NewBacklog(settle)
-	want := func(when string, at time.Duration, prefill, output int64) {
+	b := telemetry.NewBacklog()
+	want := func(when string, prefill, output int64) {
 		t.Helper()
-		if p, o := b.Left(at, 7); p != prefill || o != output {
+		if p, o := b.Left(7); p != prefill || o != output {
 			t.Errorf("%s: %d tokens to compute and %d to make, want %d and %d", when, p, o, prefill, output)
 		}
 	}
-	want("nothing runs", 0, 0, 0)
+	want("nothing runs", 0, 0)
 	b.Begin("a", 0, telemetry.Work{Revision: 3, Prompt: 1000, Cached: 400, Output: 100})
 	b.Begin("b", 0, telemetry.Work{Revision: 8, Prompt: 5000, Output: 900})
-	want("a later reservation is the reader's to add", 0, 600, 100)
-	b.Made("a", settle/2, 10)
-	want("a young run counts in full", settle/2, 600, 100)
-	want("its prompt is computed", settle, 0, 90)
+	want("a later reservation is the reader's to add", 600, 100)
+	b.Made("a", time.Millisecond, 10)
+	want("its prompt is computed", 0, 90)
 	b.Made("a", time.Second, 80)
-	want("half of the output is the least that is expected", time.Second, 0, 50)
+	want("half of the output is the least that is expected", 0, 50)
 	if n, tokens := b.Own(); n != 2 || tokens != 1100+5900 {
 		t.Errorf("%d own runs with %d tokens reserved", n, tokens)
 	}
 	b.End("a", nil)
 	b.End("a", nil)
 	b.Made("a", time.Second, 90)
-	want("it has ended", time.Second, 0, 0)
+	want("it has ended", 0, 0)
 	if n, _ := b.Own(); n != 1 {
 		t.Errorf("%d own runs, want the other one", n)
 	}
@@ -55,7 +53,7 @@ func TestARunThatNobodyWasBesideTellsHowFastPromptsAreComputed(t *testing.T) {
 		{"too short to tell", 500, &none, 0, 0},
 		{"the engine does not say what was cached", 10_000, nil, 0, 0},
 	} {
-		b := telemetry.NewBacklog(0)
+		b := telemetry.NewBacklog()
 		b.Begin("a", 0, telemetry.Work{Prompt: c.prompt, Output: 10})
 		if c.also > 0 && c.also < 500*time.Millisecond {
 			b.Begin("b", c.also, telemetry.Work{Prompt: 10})
@@ -73,7 +71,7 @@ func TestARunThatNobodyWasBesideTellsHowFastPromptsAreComputed(t *testing.T) {
 			t.Errorf("%s: %v tokens/s, want %v", c.why, got, c.rate)
 		}
 	}
-	b := telemetry.NewBacklog(0)
+	b := telemetry.NewBacklog()
 	b.Begin("gone", 0, telemetry.Work{Prompt: 10})
 	b.End("gone", nil) // cancelled before its first token: it is beside nobody any more
 	b.Begin("a", time.Second, telemetry.Work{Prompt: 4000})
