@@ -162,7 +162,7 @@ func TestLoadIsPublishedWithTheRevisionThatWasHandedOver(t *testing.T) {
 		last = l.Seq
 		k := l.Ranks[0]
 		if l.AppliedRevision >= two.Revision {
-			if *k.Running != 1 || *k.Waiting != 1 || *k.MaxRunning != 1 || l.Source != "own" || l.Epoch != two.Epoch || l.IntervalMS != 20 {
+			if *k.Running != 1 || *k.Waiting != 1 || *k.WaitingUncachedTokens != 4 || *k.MaxRunning != 1 || l.Source != "own" || l.Epoch != two.Epoch || l.IntervalMS != 20 {
 				t.Errorf("%+v %+v", l, k)
 			}
 			return

@@ -161,6 +161,10 @@ func (u *unit) complete(l *subjects.Load, own int) {
 			r.Waiting = &n
 		}
 	}
+	if r.WaitingUncachedTokens == nil && r.Waiting != nil {
+		n := u.backlog.Waiting(*r.Waiting)
+		r.WaitingUncachedTokens = &n
+	}
 	if r.MaxRunning == nil {
 		r.MaxRunning = &slots
 	}

@@ -228,6 +228,8 @@ func (n *Node) report() {
 		Counters: telemetry.Counters{PromptTokens: &s.PromptTokens, GenerationTokens: &s.GenerationTokens, PrefixHitTokens: &s.PrefixHits, Preemptions: &s.Preemptions},
 	}}}, n.w.Now, max(1, len(n.running)))
 	l := core.Load{Load: seen.Load}
+	uncached := t.backlog.Waiting(waiting)
+	l.Ranks[0].WaitingUncachedTokens = &uncached
 	if p, r := t.backlog.PrefillTokS(), &l.Ranks[0]; p != nil && (r.PrefillTokS == nil || *r.PrefillTokS < *p) {
 		r.PrefillTokS = p
 	}

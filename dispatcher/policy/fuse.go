@@ -34,19 +34,14 @@ type Reserved struct {
 	CachedTokens int64 // of the prompts, expected to be found in the cache when they were placed
 }
 
-// Sample takes one usable report, at the time it came, and what was reserved
-// when it was taken: the reservations up to the revision the agent had applied.
-// What the agent itself counted then is exact; reservations that were released
-// while the report was on its way would look like somebody else's work. Call it
+// Sample takes one usable report, at the time it came, with the reservations up
+// to the revision that its agent had applied, and what it counts of them. Call it
 // once a report.
-func (f *Fuser) Sample(now time.Duration, o *Observed, at Reserved) {
+func (f *Fuser) Sample(now time.Duration, o *Observed, applied, at Reserved) {
 	if now-f.at > fuseForget {
 		f.hasTokens, f.hasRequests = false, false
 	}
-	f.at, f.held = now, at.Requests
-	if o.OwnTold {
-		at.Requests, at.Tokens = o.OwnRequests, o.OwnTokens
-	}
+	f.at, f.held = now, applied.Requests
 	if o.UsedTokens >= 0 {
 		f.tokens = blend(f.tokens, float64(o.UsedTokens-at.Tokens), f.hasTokens)
 		f.hasTokens = true

@@ -38,10 +38,18 @@ func TestAWholeReportIsSummedOverItsRanks(t *testing.T) {
 
 func TestWhatAnAgentTellsOfItsRunsCountsInPairs(t *testing.T) {
 	l := whole()
-	l.PendingPrefillTokens, l.OwnRequests, l.OwnTokens = ptr(int64(7)), ptr(2), ptr(int64(900))
+	l.PendingPrefillTokens, l.OwnRequests = ptr(int64(7)), ptr(2)
 	o, why := policy.Judge(l, 0, wantTwo)
-	if why != policy.WhyUsable || o.PendingTold || o.PendingPrefillTokens != 0 || !o.OwnTold || o.OwnRequests != 2 || o.OwnTokens != 900 {
-		t.Errorf("half of a pair, and a whole one: %q %+v", why, o)
+	if why != policy.WhyUsable || o.PendingTold || o.PendingPrefillTokens != 0 {
+		t.Errorf("half of a pair: %q %+v", why, o)
+	}
+	applied := policy.Reserved{Requests: 3, Tokens: 1000, PromptTokens: 600}
+	if got := policy.Counted(l, applied); got != applied {
+		t.Errorf("half of the other pair: %+v", got)
+	}
+	l.OwnTokens = ptr(int64(900))
+	if got := policy.Counted(l, applied); got.Requests != 2 || got.Tokens != 900 {
+		t.Errorf("the other pair: %+v", got)
 	}
 	l.PendingOutputTokens = ptr(int64(8))
 	if o, _ := policy.Judge(l, 0, wantTwo); !o.PendingTold || o.PendingPrefillTokens != 7 || o.PendingOutputTokens != 8 {

@@ -53,7 +53,35 @@ func everyFilter() []left {
 		{"KV not yet low again", policy.FilterKV, func(c *policy.Candidate, _ *policy.Request) {
 			c.KVBlocked, c.Observed = true, &policy.Observed{Running: 1, KVUsageWorst: 0.80}
 		}},
+		{"full KV of an unknown size", policy.FilterKV, func(c *policy.Candidate, _ *policy.Request) {
+			c.CapacityTokens, c.Observed = 0, &policy.Observed{Running: 1, KVUsageWorst: 0.91}
+		}},
+		{"KV that was promised since the report", policy.FilterKV, func(c *policy.Candidate, _ *policy.Request) {
+			c.Observed = &policy.Observed{Running: 1, KVUsageWorst: 0.5, NewerTokens: 460_000, NewerCachedTokens: 50_000}
+		}},
+		{"a queue that will fill the KV", policy.FilterKV, func(c *policy.Candidate, _ *policy.Request) {
+			c.Observed = &policy.Observed{Running: 1, Waiting: 9, KVUsageWorst: 0.5, NewerTokens: 10_000, WaitingUncachedTokens: 400_000}
+		}},
 		{"preempting", policy.FilterPreempting, func(c *policy.Candidate, _ *policy.Request) { c.PreemptionBlockUntil = time.Minute + 1 }},
+	}
+}
+
+// What is on its way counts against KV that is known, and never against an engine
+// that has nothing else to end first.
+func TestKVThatIsPromisedCountsOnlyWhereItCan(t *testing.T) {
+	for name, o := range map[string]policy.Observed{
+		"it fits":                      {Running: 1, KVUsageWorst: 0.5, NewerTokens: 400_000},
+		"it is expected in the cache":  {Running: 1, KVUsageWorst: 0.5, NewerTokens: 460_000, NewerCachedTokens: 60_000},
+		"nobody knows how full it is":  {Running: 1, KVUsageWorst: -1, NewerTokens: 5_000_000},
+		"nobody knows what waits":      {Running: 1, Waiting: 9, KVUsageWorst: 0.5, WaitingUncachedTokens: -1},
+		"it has nothing else to do":    {KVUsageWorst: 0.95, NewerTokens: 460_000},
+		"it is empty, with much to do": {KVUsageWorst: 0, WaitingUncachedTokens: 900_000},
+	} {
+		cs := engines(1)
+		cs[0].Observed = &o
+		if got, rec := decide(enforcing(t, policy.LeastRequests, nil), input(cs, request())); got != "e0" {
+			t.Errorf("%s: %s", name, explain(input(cs, request()), rec))
+		}
 	}
 }
 

@@ -186,7 +186,29 @@ func (c *Candidate) rankCapacity() int64 {
 func (r *round) plainlyFree(c *Candidate) bool {
 	o := c.Observed
 	return o != nil && c.ReservedRequests+o.ExternalRequests < c.Window && !c.KVBlocked &&
-		o.KVUsageWorst <= r.s.KVBlock && r.in.Now >= c.PreemptionBlockUntil
+		o.KVUsageWorst <= r.s.KVBlock && r.in.Now >= c.PreemptionBlockUntil && !r.s.fills(c)
+}
+
+// kvShort tells whether the engine's KV will not take more: it is above the mark,
+// or what it was given and has not begun will bring it there. Without the latter
+// the first engine to come below the mark would be given all that waits, and one
+// whose next prompt does not fit would go on being given more.
+func (r *round) kvShort(c *Candidate) bool {
+	o := c.Observed
+	if o == nil || c.ReservedRequests+o.ExternalRequests+o.Running+o.Waiting == 0 {
+		// An engine without any work cannot come below the mark by finishing
+		// some: what fills it can only be evicted by new work.
+		return false
+	}
+	return r.s.KVGate(c.KVBlocked, o.KVUsageWorst) || o.KVUsageWorst >= 0 && c.CapacityTokens > 0 && r.s.fills(c)
+}
+
+// fills tells whether what the engine was given and has not begun brings its KV
+// above the mark.
+func (s *Settings) fills(c *Candidate) bool {
+	o := c.Observed
+	coming := o.NewerTokens - o.NewerCachedTokens + max(0, o.WaitingUncachedTokens)
+	return float64(coming) > float64((s.KVBlock-o.KVUsageWorst)*float64(c.CapacityTokens))
 }
 
 // inadmissible judges one engine by what is known of it alone; nothing is
@@ -195,10 +217,7 @@ func (r *round) inadmissible(c *Candidate) Filter {
 	if c.Full() {
 		return FilterWindow
 	}
-	o := c.Observed
-	if o != nil && r.s.KVGate(c.KVBlocked, o.KVUsageWorst) && c.ReservedRequests+o.ExternalRequests+o.Running+o.Waiting > 0 {
-		// An engine without any work cannot come below the mark by finishing
-		// some: what fills it can only be evicted by new work.
+	if r.kvShort(c) {
 		return FilterKV
 	}
 	if r.in.Now < c.PreemptionBlockUntil {

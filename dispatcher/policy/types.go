@@ -85,28 +85,27 @@ const (
 
 // Observed is a complete, fresh, well-formed picture of an engine's load,
 // summed over its ranks, worst rank beside it. Judge makes one.
+//
+// Two lines of memory: with thousands of engines a decision takes the time that
+// memory takes.
 type Observed struct {
-	Running              int
-	Waiting              int
-	UsedTokens           int64   // fused: reserved + EMA(observed - reserved at the sample); -1 = unknown
-	KVUsageWorst         float64 // 0..1 of the fullest rank; -1 = unknown
-	MaxRunning           int     // summed over ranks; 0 = unknown
-	DecodeTokS           float64 // 0 = unknown
-	PrefillTokS          float64 // 0 = unknown
-	ExternalRequests     int     // on the engine and reserved by nobody: direct clients. 0 = none known
-	PendingPrefillTokens int64   // what reserved runs have still to compute of their prompts
-	PendingOutputTokens  int64   // and to make
-	PendingTold          bool    // both are known
-	NewerRequests        int     // reservations newer than the sample
-	NewerTokens          int64
-	NewerPrefillTokens   int64
-	NewerCachedTokens    int64 // of them, expected in the cache
+	Running          int
+	Waiting          int
+	UsedTokens       int64   // fused: reserved + EMA(observed - reserved at the sample); -1 = unknown
+	KVUsageWorst     float64 // 0..1 of the fullest rank; -1 = unknown
+	MaxRunning       int     // summed over ranks; 0 = unknown
+	DecodeTokS       float64 // 0 = unknown
+	PrefillTokS      float64 // 0 = unknown
+	ExternalRequests int     // on the engine and reserved by nobody: direct clients. 0 = none known
 
-	// What few decisions read stands last.
-	WaitingUncachedTokens int64 // -1 = unknown
-	OwnRequests           int   // reserved runs that the sample counts
-	OwnTokens             int64 // reserved by them
-	OwnTold               bool  // both are known
+	PendingPrefillTokens  int64 // what reserved runs have still to compute of their prompts
+	PendingOutputTokens   int64 // and to make
+	NewerRequests         int   // reservations newer than the sample
+	NewerTokens           int64
+	NewerPrefillTokens    int64
+	NewerCachedTokens     int64 // of them, expected in the cache
+	WaitingUncachedTokens int64 // of what waits; -1 = unknown
+	PendingTold           bool  // both Pending are known
 	RanksAssumed          bool  // the engine did not say how many ranks it has: those seen were taken for all
 	CountsScraped         bool  // running and waiting may be those of several copies of a rank: no occupancy
 }

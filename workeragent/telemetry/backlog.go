@@ -1,6 +1,10 @@
 package telemetry
 
-import "time"
+import (
+	"cmp"
+	"slices"
+	"time"
+)
 
 // Work is what a run brings to its engine.
 type Work struct {
@@ -20,10 +24,13 @@ type Backlog struct {
 	silent  int    // runs without a first token
 	alone   string // the one of them that nobody was beside, if any
 	prefill quotient
+	begun   int      // runs, ever
+	order   []*ahead // scratch
 }
 
 type ahead struct {
 	Work
+	nth          int // of those that were handed over
 	begun, first time.Duration
 	made         int
 	started      bool // it has a first token
@@ -36,7 +43,8 @@ func NewBacklog() *Backlog { return &Backlog{runs: map[string]*ahead{}} }
 // Begin takes in a run that is handed to the engine.
 func (b *Backlog) Begin(id string, at time.Duration, w Work) {
 	b.End(id, nil)
-	b.runs[id] = &ahead{Work: w, begun: at}
+	b.begun++
+	b.runs[id] = &ahead{Work: w, nth: b.begun, begun: at}
 	b.silent++
 	if b.alone = ""; b.silent == 1 {
 		b.alone = id
@@ -95,6 +103,29 @@ func (b *Backlog) quiet(id string) {
 
 // PrefillTokS is what one rank computes of a prompt a second; nil = not seen.
 func (b *Backlog) PrefillTokS() *float64 { return b.prefill.value() }
+
+// Waiting is what of their prompts is to be computed for n requests that the
+// engine shows waiting: it takes them in order, so they are the runs without a
+// first token that were handed over last.
+func (b *Backlog) Waiting(n int) (prefill int64) {
+	if n <= 0 || b.silent == 0 {
+		return 0
+	}
+	b.order = b.order[:0]
+	for _, r := range b.runs {
+		if !r.started {
+			b.order = append(b.order, r)
+		}
+	}
+	if n < len(b.order) {
+		slices.SortFunc(b.order, func(x, y *ahead) int { return cmp.Compare(y.nth, x.nth) })
+	}
+	for _, r := range b.order[:min(n, len(b.order))] {
+		prefill += int64(max(0, r.Prompt-r.Cached))
+	}
+	clear(b.order)
+	return prefill
+}
 
 // residual is the least that a run is expected to make yet, as a share of what
 // was expected of it: those that are longer than expected are often much longer.

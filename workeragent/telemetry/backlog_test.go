@@ -37,6 +37,19 @@ func TestABacklogIsWhatRunsHaveStillToDo(t *testing.T) {
 	}
 }
 
+func TestTheYoungestRunsAreThoseThatWait(t *testing.T) {
+	b := telemetry.NewBacklog()
+	for i, prompt := range []int{1000, 200, 30, 4} {
+		b.Begin(string(rune('a'+i)), 0, telemetry.Work{Prompt: prompt, Cached: prompt / 2})
+	}
+	b.Made("c", time.Second, 1)
+	for n, want := range []int64{0, 2, 102, 602, 602} {
+		if got := b.Waiting(n); got != want {
+			t.Errorf("%d wait: %d tokens to compute, want %d", n, got, want)
+		}
+	}
+}
+
 func TestARunThatNobodyWasBesideTellsHowFastPromptsAreComputed(t *testing.T) {
 	none, half := 0, 5000
 	for _, c := range []struct {
