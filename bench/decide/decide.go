@@ -140,7 +140,8 @@ func newFleet(n, tokens int, s policy.Settings) (*fleet, error) {
 			Observed: &policy.Observed{
 				Running: 18 + i%13, Waiting: i % 3, WaitingUncachedTokens: int64(i%3) * 700, UsedTokens: int64(20+i%17) * 1900,
 				KVUsageWorst: 0.1 + float64(i%60)/100, MaxRunning: 64, DecodeTokS: 3000, PrefillTokS: 20_000,
-				PendingTold: true, PendingPrefillTokens: int64(i%5) * 900, PendingOutputTokens: int64(18+i%13) * 300,
+				ComingTokens: int64(i%3) * 700,
+				PendingTold:  true, PendingPrefillTokens: int64(i%5) * 900, PendingOutputTokens: int64(18+i%13) * 300,
 			},
 		})
 	}

@@ -319,6 +319,7 @@ func countTo(cand *policy.Candidate, it *item, n int) {
 	if o := cand.Observed; o != nil {
 		o.NewerRequests += n
 		o.NewerTokens += tokens
+		o.ComingTokens += tokens
 		o.NewerPrefillTokens += prompt
 		if o.UsedTokens >= 0 {
 			o.UsedTokens += tokens
@@ -336,6 +337,7 @@ func (it *item) countOn(cand *policy.Candidate) {
 	cand.ReservedCachedTokens += cached
 	if o := cand.Observed; o != nil {
 		o.NewerCachedTokens += cached
+		o.ComingTokens -= cached
 	}
 }
 

@@ -74,6 +74,7 @@ func (f *Fuser) Fuse(o *Observed, all, newer Reserved) {
 		o.ExternalRequests = int(f.requests + 0.5)
 	}
 	o.NewerRequests, o.NewerTokens, o.NewerPrefillTokens, o.NewerCachedTokens = newer.Requests, newer.Tokens, newer.PromptTokens, newer.CachedTokens
+	o.ComingTokens = newer.Tokens - newer.CachedTokens + max(0, o.WaitingUncachedTokens)
 	o.DecodeTokS, o.PrefillTokS = f.rates.decode, f.rates.prefill
 }
 

@@ -140,6 +140,17 @@ func TestAReleaseOnItsWayIsNoDirectClient(t *testing.T) {
 	}
 }
 
+func TestWhatIsComingIsWhatWaitsAndWhatIsNewer(t *testing.T) {
+	for waiting, want := range map[int64]int64{-1: 2000, 0: 2000, 500: 2500} {
+		var f policy.Fuser
+		o := policy.Observed{UsedTokens: -1, WaitingUncachedTokens: waiting}
+		f.Fuse(&o, policy.Reserved{Tokens: 9000}, policy.Reserved{Requests: 2, Tokens: 3000, CachedTokens: 1000})
+		if o.ComingTokens != want {
+			t.Errorf("%d wait: %d tokens are coming, want %d", waiting, o.ComingTokens, want)
+		}
+	}
+}
+
 func TestAnAgentThatFollowsItsRunsTellsOfPromptsOnlyWhatItSaw(t *testing.T) {
 	var f policy.Fuser
 	o := policy.Observed{UsedTokens: -1, Running: 1, MaxRunning: 38, DecodeTokS: 50, PrefillTokS: 9000, PendingTold: true}

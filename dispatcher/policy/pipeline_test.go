@@ -56,11 +56,8 @@ func everyFilter() []left {
 		{"full KV of an unknown size", policy.FilterKV, func(c *policy.Candidate, _ *policy.Request) {
 			c.CapacityTokens, c.Observed = 0, &policy.Observed{Running: 1, KVUsageWorst: 0.91}
 		}},
-		{"KV that was promised since the report", policy.FilterKV, func(c *policy.Candidate, _ *policy.Request) {
-			c.Observed = &policy.Observed{Running: 1, KVUsageWorst: 0.5, NewerTokens: 460_000, NewerCachedTokens: 50_000}
-		}},
-		{"a queue that will fill the KV", policy.FilterKV, func(c *policy.Candidate, _ *policy.Request) {
-			c.Observed = &policy.Observed{Running: 1, Waiting: 9, KVUsageWorst: 0.5, NewerTokens: 10_000, WaitingUncachedTokens: 400_000}
+		{"KV that is promised", policy.FilterKV, func(c *policy.Candidate, _ *policy.Request) {
+			c.Observed = &policy.Observed{Running: 1, KVUsageWorst: 0.5, ComingTokens: 410_000}
 		}},
 		{"preempting", policy.FilterPreempting, func(c *policy.Candidate, _ *policy.Request) { c.PreemptionBlockUntil = time.Minute + 1 }},
 	}
@@ -70,12 +67,9 @@ func everyFilter() []left {
 // that has nothing else to end first.
 func TestKVThatIsPromisedCountsOnlyWhereItCan(t *testing.T) {
 	for name, o := range map[string]policy.Observed{
-		"it fits":                      {Running: 1, KVUsageWorst: 0.5, NewerTokens: 400_000},
-		"it is expected in the cache":  {Running: 1, KVUsageWorst: 0.5, NewerTokens: 460_000, NewerCachedTokens: 60_000},
-		"nobody knows how full it is":  {Running: 1, KVUsageWorst: -1, NewerTokens: 5_000_000},
-		"nobody knows what waits":      {Running: 1, Waiting: 9, KVUsageWorst: 0.5, WaitingUncachedTokens: -1},
-		"it has nothing else to do":    {KVUsageWorst: 0.95, NewerTokens: 460_000},
-		"it is empty, with much to do": {KVUsageWorst: 0, WaitingUncachedTokens: 900_000},
+		"it fits":                     {Running: 1, KVUsageWorst: 0.5, ComingTokens: 400_000},
+		"nobody knows how full it is": {Running: 1, KVUsageWorst: -1, ComingTokens: 5_000_000},
+		"it has nothing else to do":   {KVUsageWorst: 0.95, ComingTokens: 460_000},
 	} {
 		cs := engines(1)
 		cs[0].Observed = &o

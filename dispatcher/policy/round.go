@@ -207,8 +207,7 @@ func (r *round) kvShort(c *Candidate) bool {
 // above the mark.
 func (s *Settings) fills(c *Candidate) bool {
 	o := c.Observed
-	coming := o.NewerTokens - o.NewerCachedTokens + max(0, o.WaitingUncachedTokens)
-	return float64(coming) > float64((s.KVBlock-o.KVUsageWorst)*float64(c.CapacityTokens))
+	return float64(o.ComingTokens) > float64((s.KVBlock-o.KVUsageWorst)*float64(c.CapacityTokens))
 }
 
 // inadmissible judges one engine by what is known of it alone; nothing is

@@ -89,25 +89,29 @@ const (
 // Two lines of memory: with thousands of engines a decision takes the time that
 // memory takes.
 type Observed struct {
-	Running          int
-	Waiting          int
+	// Read of every candidate to see whether it can take work.
 	UsedTokens       int64   // fused: reserved + EMA(observed - reserved at the sample); -1 = unknown
 	KVUsageWorst     float64 // 0..1 of the fullest rank; -1 = unknown
-	MaxRunning       int     // summed over ranks; 0 = unknown
+	ComingTokens     int64   // given to the engine and not begun: what waits there to be computed, and what is newer
 	DecodeTokS       float64 // 0 = unknown
 	PrefillTokS      float64 // 0 = unknown
+	MaxRunning       int     // summed over ranks; 0 = unknown
 	ExternalRequests int     // on the engine and reserved by nobody: direct clients. 0 = none known
+	PendingTold      bool    // both Pending are known
+	RanksAssumed     bool    // the engine did not say how many ranks it has: those seen were taken for all
+	CountsScraped    bool    // running and waiting may be those of several copies of a rank: no occupancy
 
-	PendingPrefillTokens  int64 // what reserved runs have still to compute of their prompts
-	PendingOutputTokens   int64 // and to make
-	NewerRequests         int   // reservations newer than the sample
-	NewerTokens           int64
-	NewerPrefillTokens    int64
-	NewerCachedTokens     int64 // of them, expected in the cache
+	// Read of those that can, to score them.
+	Running              int
+	Waiting              int
+	PendingPrefillTokens int64 // what reserved runs have still to compute of their prompts
+	PendingOutputTokens  int64 // and to make
+	NewerRequests        int   // reservations newer than the sample
+	NewerTokens          int64
+	NewerPrefillTokens   int64
+	NewerCachedTokens    int64 // of them, expected in the cache
+
 	WaitingUncachedTokens int64 // of what waits; -1 = unknown
-	PendingTold           bool  // both Pending are known
-	RanksAssumed          bool  // the engine did not say how many ranks it has: those seen were taken for all
-	CountsScraped         bool  // running and waiting may be those of several copies of a rank: no occupancy
 }
 
 // Request is what a decision knows of the work.
