@@ -73,7 +73,11 @@ func sweep(ctx context.Context, cfg Config, s served) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := newReport(s.name, cfg, rows, "trajectory_p50_s", "trajectory_p90_s", "served_p90_s", "latency_p50_s", "latency_p90_s", "first_token_p90_s", "hit_rate", "share_max", "waiting_max", "preemptions", "cache_overclaimed")
+	columns := []string{"trajectory_p50_s", "trajectory_p90_s", "served_p90_s", "latency_p50_s", "latency_p90_s", "first_token_p90_s", "hit_rate", "share_max", "waiting_max", "preemptions", "cache_overclaimed"}
+	if rows[0].Figures["served_p90_s"].Mean == 0 { // nobody used a tool
+		columns = slices.DeleteFunc(columns, func(c string) bool { return c == "served_p90_s" })
+	}
+	r := newReport(s.name, cfg, rows, columns...)
 	us, load := r.row(policy.ProjectedTime), r.row("load_only")
 
 	quick, steady := r.best(KindBaseline, "trajectory_p90_s", 1), r.best(KindBaseline, "hit_rate", -1)
