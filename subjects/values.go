@@ -103,7 +103,6 @@ type Load struct {
 	PendingPrefillTokens *int64 `json:"pending_prefill_tokens,omitempty"` // prompts without a first token, less what was expected in the cache
 	PendingOutputTokens  *int64 `json:"pending_output_tokens,omitempty"`  // expected and not made yet
 	OwnRequests          *int   `json:"own_requests,omitempty"`           // at the engine when the sample was taken
-	OwnTokens            *int64 `json:"own_tokens,omitempty"`             // reserved by them
 	Problem              string `json:"problem,omitempty"`                // why the engine's own picture does not count, for people
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rollbus/rollbus/subjects"
 	"github.com/rollbus/rollbus/workeragent/engine"
+	"github.com/rollbus/rollbus/workeragent/telemetry"
 )
 
 // loadLoop publishes the engine's load at an interval, staggered from its
@@ -65,7 +66,7 @@ func (u *unit) sample(ctx context.Context) *subjects.Load {
 	// Both before the sample: what it may not show yet is neither claimed nor counted.
 	applied, own := u.appliedLocked(), u.atEngineLocked()
 	prefill, output := u.backlog.Left(applied)
-	requests, tokens := u.backlog.Own()
+	requests := u.backlog.Own()
 	u.mu.Unlock()
 	if !usable {
 		return nil
@@ -83,10 +84,10 @@ func (u *unit) sample(ctx context.Context) *subjects.Load {
 	if l.Source != "own" {
 		u.observe(l)
 	}
-	u.complete(l, own)
+	u.complete(l, own, applied)
 	l.SchemaVersion, l.Engine, l.Epoch = subjects.SchemaVersion, u.name, u.epoch.String()
 	l.AppliedRevision, l.IntervalMS = applied, int(u.a.t.LoadEvery.Milliseconds())
-	l.PendingPrefillTokens, l.PendingOutputTokens, l.OwnRequests, l.OwnTokens = &prefill, &output, &requests, &tokens
+	l.PendingPrefillTokens, l.PendingOutputTokens, l.OwnRequests = &prefill, &output, &requests
 	l.AgeMS += float64(time.Since(begun)) / float64(time.Millisecond)
 	if l.RanksAdvertised == nil {
 		n := u.ranksLocked()
@@ -95,12 +96,16 @@ func (u *unit) sample(ctx context.Context) *subjects.Load {
 	return l
 }
 
+// kvRoom is the KV use up to which a prompt is taken not to have waited for KV.
+const kvRoom = 0.8
+
 // observe takes from a sample what the watchdog and the epoch need. Callers
 // hold mu.
 func (u *unit) observe(l *subjects.Load) {
 	var sum int64
-	told, waiting := false, 0
-	for _, r := range l.Ranks {
+	told, waiting, full := false, 0, false
+	for i, r := range l.Ranks {
+		full = full || telemetry.Used(&l.Ranks[i]) > kvRoom
 		if r.PreemptionsTotal != nil {
 			sum, told = sum+*r.PreemptionsTotal, true
 		}
@@ -109,7 +114,7 @@ func (u *unit) observe(l *subjects.Load) {
 		}
 	}
 	now := time.Now()
-	u.queued, u.queuedAt = waiting, now
+	u.queued, u.queuedAt, u.kvFull = waiting, now, full
 	u.shown.learn(l)
 	fell := told && u.counters > sum
 	if told {
@@ -130,9 +135,16 @@ func (u *unit) observe(l *subjects.Load) {
 }
 
 // rates adds how fast own runs saw the engine compute prompts, where it shows no
-// more itself: both are the least that it can do. Callers hold mu.
+// more itself: both are the least that it can do. And an adapter that was not told
+// the slots tells what the batch made, not what a full one would. Callers hold mu.
 func (u *unit) rates(l *subjects.Load) {
 	seen := u.backlog.PrefillTokS()
+	if len(l.Ranks) == 1 && u.ranksLocked() == 1 {
+		if r := &l.Ranks[0]; r.MaxRunning == nil && r.Running != nil && r.DecodeTokS != nil {
+			full := telemetry.FullBatch(*r.DecodeTokS, float64(*r.Running), u.slotsLocked(), telemetry.Used(r))
+			r.DecodeTokS = &full
+		}
+	}
 	if seen == nil {
 		return
 	}
@@ -146,7 +158,7 @@ func (u *unit) rates(l *subjects.Load) {
 // complete adds own knowledge. Engine gauges are late: what was sent counts
 // from when it was sent. Which rank took it is known with one rank only.
 // Callers hold mu.
-func (u *unit) complete(l *subjects.Load, own int) {
+func (u *unit) complete(l *subjects.Load, own int, applied uint64) {
 	if len(l.Ranks) != 1 || u.ranksLocked() != 1 {
 		return
 	}
@@ -161,9 +173,11 @@ func (u *unit) complete(l *subjects.Load, own int) {
 			r.Waiting = &n
 		}
 	}
-	if r.WaitingUncachedTokens == nil && r.Waiting != nil {
-		n := u.backlog.Waiting(*r.Waiting)
-		r.WaitingUncachedTokens = &n
+	if r.Waiting != nil && own >= *r.Waiting { // all that waits is known here, siblings too
+		n := u.backlog.Waiting(*r.Waiting, applied)
+		if r.WaitingUncachedTokens == nil || n < *r.WaitingUncachedTokens {
+			r.WaitingUncachedTokens = &n
+		}
 	}
 	if r.MaxRunning == nil {
 		r.MaxRunning = &slots

@@ -55,6 +55,7 @@ func (u *unit) probe(ctx context.Context) {
 	u.noticeLocked(&caps)
 	if caps.Model != u.caps.Model {
 		u.measured = measured{}
+		u.backlog.Restarted()
 	}
 	u.caps, u.probed, u.down, u.refused, u.failing = caps, true, false, false, time.Time{}
 	if changed {

@@ -181,30 +181,23 @@ func (u *unit) hand(r *run) {
 	defer u.mu.Unlock()
 	now := time.Now()
 	r.phase, r.handed, r.since = running, now, now
-	u.backlog.Begin(r.id, now.Sub(u.born), r.work())
+	w := telemetry.WorkOf(&r.res.Held, r.res.Revision)
+	w.Free = u.backlog.Own() < u.slotsLocked() && u.queued == 0 && !u.kvFull
+	u.backlog.Begin(r.id, now.Sub(u.born), w)
 	kick(u.kickLoad)
-}
-
-// work is what the run brings to the engine, as its reservation says.
-func (r *run) work() telemetry.Work {
-	h := &r.res.Held
-	w := telemetry.Work{Revision: r.res.Revision, Prompt: h.PromptTokens, Output: max(0, h.Tokens-h.PromptTokens)}
-	if h.PredictedCached != nil {
-		w.Cached = *h.PredictedCached
-	}
-	return w
 }
 
 // leave ends a run at the engine. One that was ended from here is aborted by
 // name too, and counts as load until that is answered (scenario R20).
 func (u *unit) leave(r *run, o engine.Outcome, err error) {
+	var prompt int
 	var cached *int
 	if o.Usage != nil {
-		cached = o.Usage.CachedTokens
+		prompt, cached = o.Usage.PromptTokens, o.Usage.CachedTokens
 	}
 	u.mu.Lock()
 	r.phase = settling
-	u.backlog.End(r.id, cached)
+	u.backlog.End(r.id, prompt, cached)
 	// Output that was given up in the middle may go on there as well as a run
 	// that was ended from here.
 	givenUp := err != nil || o.Kind == engine.Failed || o.Kind == engine.DataError && len(o.TokenIDs) > 0
@@ -260,7 +253,8 @@ func (d *deltas) take(x engine.Delta) {
 	u.mu.Lock()
 	d.r.moved, u.lastMove = now, now
 	d.r.made += len(x.TokenIDs)
-	if d.pieces++; len(x.TokenIDs) > 0 || x.Text != "" {
+	if len(x.TokenIDs) > 0 || x.Text != "" || x.Silent {
+		d.pieces++
 		u.backlog.Made(d.r.id, now.Sub(u.born), max(d.r.made, d.pieces))
 	}
 	u.mu.Unlock()

@@ -73,6 +73,7 @@ type unit struct {
 	lastMove time.Time         // last output of any run
 	queued   int               // waiting requests that the engine reports
 	queuedAt time.Time
+	kvFull   bool // at the last sample: new work may have to wait for KV
 	shown    shownRates
 	backlog  *telemetry.Backlog
 	born     time.Time // the backlog counts from here

@@ -120,14 +120,12 @@ func (n *Node) run(r *run) {
 			started(at)
 		}
 	}
-	h := &r.put.Held
-	w := telemetry.Work{Revision: r.put.Revision, Prompt: h.PromptTokens, Output: max(0, h.Tokens-h.PromptTokens)}
-	if h.PredictedCached != nil {
-		w.Cached = *h.PredictedCached
-	}
+	w := telemetry.WorkOf(&r.put.Held, r.put.Revision)
+	s := t.engine.Model.Stats()
+	w.Free = t.backlog.Own() < t.cfg.MaxRunning && s.Waiting == 0 && 5*s.KVUsed < 4*s.Capacity
 	t.backlog.Begin(key, n.w.Now, w)
 	err := t.engine.Add(key, x, func(tokens, cached int) {
-		t.backlog.End(key, &cached)
+		t.backlog.End(key, 0, &cached)
 		r.tokens, r.cached = tokens, &cached
 		n.finish(r)
 	})
@@ -139,7 +137,7 @@ func (n *Node) run(r *run) {
 // stopRun takes a run that ends early out of the engine.
 func (n *Node) stopRun(r *run) {
 	if n.tell != nil && r.tokens == 0 {
-		n.tell.backlog.End(r.put.Key(), nil)
+		n.tell.backlog.End(r.put.Key(), 0, nil)
 		n.tell.engine.Abort(r.put.Key())
 	}
 }
@@ -221,14 +219,14 @@ func (n *Node) report() {
 	t.loadAt, t.kicked = n.w.Now, false
 	ranks := 1
 	used, capacity := int64(s.KVUsed), int64(s.Capacity)
-	own, tokens := t.backlog.Own()
+	own := t.backlog.Own()
 	waiting := s.Waiting + max(0, own-s.Running-s.Waiting)
 	seen := t.tracker.Observe(telemetry.Sample{Source: "sim", Advertised: &ranks, Ranks: []telemetry.Rank{{
 		RankLoad: subjects.RankLoad{Running: &s.Running, Waiting: &waiting, KVUsedTokens: &used, KVCapacityTokens: &capacity, MaxRunning: &t.cfg.MaxRunning},
 		Counters: telemetry.Counters{PromptTokens: &s.PromptTokens, GenerationTokens: &s.GenerationTokens, PrefixHitTokens: &s.PrefixHits, Preemptions: &s.Preemptions},
 	}}}, n.w.Now, max(1, len(n.running)))
 	l := core.Load{Load: seen.Load}
-	uncached := t.backlog.Waiting(waiting)
+	uncached := t.backlog.Waiting(waiting, t.applied)
 	l.Ranks[0].WaitingUncachedTokens = &uncached
 	if p, r := t.backlog.PrefillTokS(), &l.Ranks[0]; p != nil && (r.PrefillTokS == nil || *r.PrefillTokS < *p) {
 		r.PrefillTokS = p
@@ -241,7 +239,7 @@ func (n *Node) report() {
 	prefill, output := t.backlog.Left(t.applied)
 	l.SchemaVersion, l.Engine, l.Epoch, l.Seq = subjects.SchemaVersion, n.Name, n.Reg.Epoch, t.loadSeq
 	l.AppliedRevision, l.IntervalMS, l.RanksAdvertised = t.applied, int(n.w.opts.Telemetry.LoadEvery.Milliseconds()), &ranks
-	l.PendingPrefillTokens, l.PendingOutputTokens, l.OwnRequests, l.OwnTokens = &prefill, &output, &own, &tokens
+	l.PendingPrefillTokens, l.PendingOutputTokens, l.OwnRequests = &prefill, &output, &own
 	n.told = n.w.Now
 	n.publish(l, laneLoad, n.w.opts.Telemetry.LoadLoss, 0)
 }

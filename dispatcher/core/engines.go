@@ -319,7 +319,7 @@ func countTo(cand *policy.Candidate, it *item, n int) {
 	if o := cand.Observed; o != nil {
 		o.NewerRequests += n
 		o.NewerTokens += tokens
-		o.ComingTokens += tokens
+		o.ComingTokens += prompt
 		o.NewerPrefillTokens += prompt
 		if o.UsedTokens >= 0 {
 			o.UsedTokens += tokens

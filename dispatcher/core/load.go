@@ -45,11 +45,14 @@ func (c *Core) putLoad(l Load) {
 	}
 	v.usable, v.why = policy.Judge(&v.load, 0, policy.Want{Epoch: e.reg.Epoch, Ranks: e.reg.Ranks})
 	if v.why == policy.WhyUsable {
-		applied := policy.Reserved{
+		at := policy.Reserved{
 			Requests: e.sum.Requests - v.newer.Requests, Tokens: e.sum.Tokens - v.newer.Tokens,
 			PromptTokens: e.sum.PromptTokens - v.newer.PromptTokens, CachedTokens: e.sum.CachedTokens - v.newer.CachedTokens,
 		}
-		v.fuser.Sample(c.now, &v.usable, applied, policy.Counted(&v.load, applied))
+		if n := v.load.OwnRequests; n != nil {
+			at.Requests = *n
+		}
+		v.fuser.Sample(c.now, &v.usable, at)
 		decode, prefill := v.fuser.Rates()
 		e.decode, e.prefill = cmp.Or(decode, e.decode), cmp.Or(prefill, e.prefill)
 		v.kvBlocked = c.policy.KVGate(v.kvBlocked, v.usable.KVUsageWorst)

@@ -1,6 +1,7 @@
 package core_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -65,6 +66,39 @@ func (w *told) places(n int) map[string]int {
 		w.c.Step(goneAt(b.Held.Engine, b.Held.ID, b.Held.Bind, seq+1), w.now)
 	}
 	return got
+}
+
+// The first engine to come below the mark is not given all that waits: what was
+// bound there since its report counts against its KV, a cached prefix excepted.
+func TestWhatIsBoundSinceAReportFillsAnEnginesKV(t *testing.T) {
+	w := newTold(t, map[string]float64{"escape_floor": 3600})
+	capacity := int64(10_000)
+	for i, name := range []string{"a", "b"} {
+		p := engineAt(name, "x", uint64(50+i), subjects.EngineReady)
+		p.CapacityTokens = &capacity
+		w.c.Step(p, w.now)
+	}
+	bound := func(n int) (got []string) {
+		for range n {
+			w.n++
+			f := arrival(w.n)
+			f.Stored, f.Facts.PromptTokens = stamp+int64(w.now), 1500
+			b := bindIn(w.c.Step(f, w.now))
+			if b == nil {
+				got = append(got, "")
+				continue
+			}
+			got = append(got, b.Held.Engine)
+			w.c.Step(core.BindAnswer{Handle: w.n, Engine: b.Held.Engine, Job: "j", ID: b.Held.ID, Bind: b.Held.Bind, Answer: core.OK, Seq: 1000 * uint64(w.n), Stored: f.Stored}, w.now)
+		}
+		return got
+	}
+	w.report("a", rank(0, 1, 0, 0.7))
+	w.report("b", rank(0, 1, 0, 0.99))
+	// 2,000 tokens are left below the mark: after two of 1,500 they are gone.
+	if got := bound(3); !slices.Equal(got, []string{"a", "a", ""}) {
+		t.Errorf("three requests went to %q", got)
+	}
 }
 
 // scenario P7: an engine that falls silent is unknown, not full and not idle: its

@@ -34,14 +34,16 @@ type Reserved struct {
 	CachedTokens int64 // of the prompts, expected to be found in the cache when they were placed
 }
 
-// Sample takes one usable report, at the time it came, with the reservations up
-// to the revision that its agent had applied, and what it counts of them. Call it
-// once a report.
-func (f *Fuser) Sample(now time.Duration, o *Observed, applied, at Reserved) {
+// Sample takes one usable report, at the time it came, and what was reserved
+// when it was taken: the reservations up to the revision the agent had applied;
+// but as many requests as the agent says that it had there, if it does: those that
+// were released while the report was on its way would look like somebody else's.
+// Call it once a report.
+func (f *Fuser) Sample(now time.Duration, o *Observed, at Reserved) {
 	if now-f.at > fuseForget {
 		f.hasTokens, f.hasRequests = false, false
 	}
-	f.at, f.held = now, applied.Requests
+	f.at, f.held = now, at.Requests
 	if o.UsedTokens >= 0 {
 		f.tokens = blend(f.tokens, float64(o.UsedTokens-at.Tokens), f.hasTokens)
 		f.hasTokens = true
@@ -74,7 +76,7 @@ func (f *Fuser) Fuse(o *Observed, all, newer Reserved) {
 		o.ExternalRequests = int(f.requests + 0.5)
 	}
 	o.NewerRequests, o.NewerTokens, o.NewerPrefillTokens, o.NewerCachedTokens = newer.Requests, newer.Tokens, newer.PromptTokens, newer.CachedTokens
-	o.ComingTokens = newer.Tokens - newer.CachedTokens + max(0, o.WaitingUncachedTokens)
+	o.ComingTokens = newer.PromptTokens - newer.CachedTokens + max(0, o.WaitingUncachedTokens)
 	o.DecodeTokS, o.PrefillTokS = f.rates.decode, f.rates.prefill
 }
 

@@ -22,7 +22,7 @@ var golden = map[string]uint64{
 	policy.KVTokens:      0xaac0d3ad5d79bff2,
 	policy.LoadSnapshot:  0x7e1b79bc29829d69,
 	policy.WeightedCache: 0x9f772a874fe9a575,
-	policy.ProjectedTime: 0x238f632f638f1de0,
+	policy.ProjectedTime: 0x21a5ec0b814c02ce,
 	policy.OwnerPressure: 0xe37970f6d0ed4045, // requests without an owner key; owner_test.go has the others
 }
 

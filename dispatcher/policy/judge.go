@@ -90,7 +90,7 @@ func Judge(l *subjects.Load, age time.Duration, want Want) (Observed, Why) {
 
 // own takes what the agent tells of its own runs, the pair whole or not at all.
 func (o *Observed) own(l *subjects.Load) Why {
-	for _, p := range [...]*int64{l.PendingPrefillTokens, l.PendingOutputTokens, l.OwnTokens} {
+	for _, p := range [...]*int64{l.PendingPrefillTokens, l.PendingOutputTokens} {
 		if why := count(p, maxTokens); why != WhyUsable {
 			return why
 		}
@@ -99,20 +99,10 @@ func (o *Observed) own(l *subjects.Load) Why {
 		return why
 	}
 	if o.PendingTold = l.PendingPrefillTokens != nil && l.PendingOutputTokens != nil; o.PendingTold {
-		o.PendingPrefillTokens, o.PendingOutputTokens = *l.PendingPrefillTokens, *l.PendingOutputTokens
+		// What waits may be somebody else's: the engine's own figure has it.
+		o.PendingPrefillTokens, o.PendingOutputTokens = max(*l.PendingPrefillTokens, o.WaitingUncachedTokens), *l.PendingOutputTokens
 	}
 	return WhyUsable
-}
-
-// Counted is what a usable report counts of the reservations: what its agent
-// says, which is exact, else those up to the revision that it had applied.
-// Reservations that were released while the report was on its way would look like
-// somebody else's work.
-func Counted(l *subjects.Load, applied Reserved) Reserved {
-	if l.OwnRequests != nil && l.OwnTokens != nil {
-		applied.Requests, applied.Tokens = *l.OwnRequests, *l.OwnTokens
-	}
-	return applied
 }
 
 // count checks a number that may be missing.

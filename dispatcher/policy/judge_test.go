@@ -36,24 +36,20 @@ func TestAWholeReportIsSummedOverItsRanks(t *testing.T) {
 	}
 }
 
-func TestWhatAnAgentTellsOfItsRunsCountsInPairs(t *testing.T) {
+func TestWhatRunsHaveStillToDoCountsWhole(t *testing.T) {
 	l := whole()
-	l.PendingPrefillTokens, l.OwnRequests = ptr(int64(7)), ptr(2)
+	l.PendingPrefillTokens = ptr(int64(7))
 	o, why := policy.Judge(l, 0, wantTwo)
 	if why != policy.WhyUsable || o.PendingTold || o.PendingPrefillTokens != 0 {
 		t.Errorf("half of a pair: %q %+v", why, o)
 	}
-	applied := policy.Reserved{Requests: 3, Tokens: 1000, PromptTokens: 600}
-	if got := policy.Counted(l, applied); got != applied {
-		t.Errorf("half of the other pair: %+v", got)
-	}
-	l.OwnTokens = ptr(int64(900))
-	if got := policy.Counted(l, applied); got.Requests != 2 || got.Tokens != 900 {
-		t.Errorf("the other pair: %+v", got)
-	}
 	l.PendingOutputTokens = ptr(int64(8))
-	if o, _ := policy.Judge(l, 0, wantTwo); !o.PendingTold || o.PendingPrefillTokens != 7 || o.PendingOutputTokens != 8 {
-		t.Errorf("both: %+v", o)
+	if o, _ := policy.Judge(l, 0, wantTwo); !o.PendingTold || o.PendingPrefillTokens != 100 || o.PendingOutputTokens != 8 {
+		t.Errorf("both, and 100 tokens wait at the engine, direct clients' too: %+v", o)
+	}
+	l.PendingPrefillTokens = ptr(int64(300))
+	if o, _ := policy.Judge(l, 0, wantTwo); o.PendingPrefillTokens != 300 {
+		t.Errorf("what waits is part of what is the agent's: %+v", o)
 	}
 }
 
@@ -89,7 +85,7 @@ func TestEveryReasonAgainstAReport(t *testing.T) {
 		{"preemptions negative", policy.WhyNegative, r0(func(r *subjects.RankLoad) { r.PreemptionsTotal = ptr(int64(-1)) })},
 		{"pending output negative", policy.WhyNegative, func(l *subjects.Load) { l.PendingOutputTokens = ptr(int64(-1)) }},
 		{"own requests negative", policy.WhyNegative, func(l *subjects.Load) { l.OwnRequests = ptr(-1) }},
-		{"own tokens beyond sense", policy.WhyInconsistent, func(l *subjects.Load) { l.OwnTokens = ptr(int64(1 << 60)) }},
+		{"pending prompts beyond sense", policy.WhyInconsistent, func(l *subjects.Load) { l.PendingPrefillTokens = ptr(int64(1 << 60)) }},
 		{"age negative", policy.WhyNegative, func(l *subjects.Load) { l.AgeMS = -1 }},
 		{"interval negative", policy.WhyNegative, func(l *subjects.Load) { l.IntervalMS = -1 }},
 		{"usage NaN", policy.WhyNotANumber, r0(func(r *subjects.RankLoad) { r.KVUsage = ptr(math.NaN()) })},

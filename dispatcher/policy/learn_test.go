@@ -9,14 +9,13 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/rollbus/rollbus/dispatcher/policy"
-	"github.com/rollbus/rollbus/subjects"
 )
 
 func TestFusionAddsTheAverageDifferenceAndNewerReservationsExactly(t *testing.T) {
 	var f policy.Fuser
 	o := policy.Observed{UsedTokens: 8000, Running: 5, Waiting: 1}
 	at := policy.Reserved{Requests: 4, Tokens: 10_000, PromptTokens: 6000}
-	f.Sample(time.Second, &o, at, at)
+	f.Sample(time.Second, &o, at)
 	fused := func(all, newer policy.Reserved) policy.Observed {
 		x := o
 		f.Fuse(&x, all, newer)
@@ -37,12 +36,12 @@ func TestFusionAddsTheAverageDifferenceAndNewerReservationsExactly(t *testing.T)
 	}
 	// A later sample moves the average by three tenths.
 	o2 := policy.Observed{UsedTokens: 12_000, Running: 4}
-	f.Sample(1200*time.Millisecond, &o2, at, at)
+	f.Sample(1200*time.Millisecond, &o2, at)
 	if x = fused(at, policy.Reserved{}); x.UsedTokens != 10_000-2000+int64(0.3*4000) {
 		t.Errorf("after a second sample: %d tokens, want 9200", x.UsedTokens)
 	}
 	// After a long silence the average starts anew.
-	f.Sample(time.Minute, &o2, at, at)
+	f.Sample(time.Minute, &o2, at)
 	if x = fused(at, policy.Reserved{}); x.UsedTokens != 12_000 || x.ExternalRequests != 0 {
 		t.Errorf("after a silence: %d tokens, %d external, want 12000 and 0", x.UsedTokens, x.ExternalRequests)
 	}
@@ -51,7 +50,7 @@ func TestFusionAddsTheAverageDifferenceAndNewerReservationsExactly(t *testing.T)
 func TestARequestWhoseReservationIsGoneRunsNoMore(t *testing.T) {
 	var f policy.Fuser
 	o := policy.Observed{UsedTokens: -1, Running: 8, Waiting: 2}
-	f.Sample(time.Second, &o, policy.Reserved{Requests: 9}, policy.Reserved{Requests: 9}) // and one that nobody reserved
+	f.Sample(time.Second, &o, policy.Reserved{Requests: 9}) // and one that nobody reserved
 	for _, c := range []struct{ reserved, newer, running, waiting int }{
 		{9, 0, 8, 2}, {5, 0, 4, 2}, {7, 2, 4, 2}, {0, 0, 0, 1}, {11, 2, 8, 2},
 	} {
@@ -66,7 +65,7 @@ func TestARequestWhoseReservationIsGoneRunsNoMore(t *testing.T) {
 func TestUnknownUsageStaysUnknown(t *testing.T) {
 	var f policy.Fuser
 	o := policy.Observed{UsedTokens: -1, Running: 3}
-	f.Sample(0, &o, policy.Reserved{Requests: 3}, policy.Reserved{Requests: 3})
+	f.Sample(0, &o, policy.Reserved{Requests: 3})
 	f.Fuse(&o, policy.Reserved{Requests: 3, Tokens: 500}, policy.Reserved{})
 	if o.UsedTokens != -1 || o.ExternalRequests != 0 {
 		t.Errorf("%+v, want unknown tokens and nobody external", o)
@@ -82,7 +81,7 @@ func TestFusedLoadIsNeverNegativeNorBelowWhatIsNewer(t *testing.T) {
 			all := policy.Reserved{Requests: rapid.IntRange(0, 50).Draw(t, "requests"), Tokens: rapid.Int64Range(0, 1<<30).Draw(t, "tokens")}
 			newer := policy.Reserved{Tokens: rapid.Int64Range(0, all.Tokens).Draw(t, "newer")}
 			o := policy.Observed{UsedTokens: rapid.Int64Range(-1, 1<<40).Draw(t, "observed"), Running: rapid.IntRange(0, 500).Draw(t, "running")}
-			f.Sample(now, &o, all, all)
+			f.Sample(now, &o, all)
 			f.Fuse(&o, all, newer)
 			if o.UsedTokens < -1 || o.UsedTokens >= 0 && o.UsedTokens < newer.Tokens || o.ExternalRequests < 0 {
 				t.Fatalf("fused %+v with %d newer tokens", o, newer.Tokens)
@@ -95,7 +94,7 @@ func TestRatesAreLearnedFromBusyEngines(t *testing.T) {
 	var f policy.Fuser
 	rate := func(decode float64, running, waiting int) float64 {
 		o := policy.Observed{UsedTokens: -1, Running: running, Waiting: waiting, MaxRunning: 38, DecodeTokS: decode, PrefillTokS: 2 * decode}
-		f.Sample(0, &o, policy.Reserved{}, policy.Reserved{})
+		f.Sample(0, &o, policy.Reserved{})
 		f.Fuse(&o, policy.Reserved{}, policy.Reserved{})
 		if o.PrefillTokS != 2*o.DecodeTokS {
 			t.Errorf("decode %v and prefill %v are not learned alike", o.DecodeTokS, o.PrefillTokS)
@@ -123,19 +122,15 @@ func TestRatesAreLearnedFromBusyEngines(t *testing.T) {
 }
 
 // Ten requests ran when the sample was taken and were released while it was on
-// its way: they are nobody else's.
+// its way: they are nobody else's, and run no more.
 func TestAReleaseOnItsWayIsNoDirectClient(t *testing.T) {
-	for _, told := range []bool{false, true} {
+	for own, external := range map[int]int{0: 10, 10: 0} {
 		var f policy.Fuser
 		o := policy.Observed{UsedTokens: 9000, Running: 10}
-		var l subjects.Load
-		if told {
-			l.OwnRequests, l.OwnTokens = ptr(10), ptr(int64(10_000))
-		}
-		f.Sample(0, &o, policy.Reserved{}, policy.Counted(&l, policy.Reserved{}))
+		f.Sample(0, &o, policy.Reserved{Requests: own}) // its agent says so; the reservations are gone
 		f.Fuse(&o, policy.Reserved{}, policy.Reserved{})
-		if external := map[bool]int{false: 10, true: 0}[told]; o.ExternalRequests != external || told && o.UsedTokens != 0 {
-			t.Errorf("told %v: %d direct clients and %d tokens, want %d clients", told, o.ExternalRequests, o.UsedTokens, external)
+		if o.ExternalRequests != external || o.Running != 10-own {
+			t.Errorf("%d of 10 were the agent's: %d direct clients and %d running, want %d and %d", own, o.ExternalRequests, o.Running, external, 10-own)
 		}
 	}
 }
@@ -144,7 +139,7 @@ func TestWhatIsComingIsWhatWaitsAndWhatIsNewer(t *testing.T) {
 	for waiting, want := range map[int64]int64{-1: 2000, 0: 2000, 500: 2500} {
 		var f policy.Fuser
 		o := policy.Observed{UsedTokens: -1, WaitingUncachedTokens: waiting}
-		f.Fuse(&o, policy.Reserved{Tokens: 9000}, policy.Reserved{Requests: 2, Tokens: 3000, CachedTokens: 1000})
+		f.Fuse(&o, policy.Reserved{Tokens: 9000}, policy.Reserved{Requests: 2, Tokens: 30_000, PromptTokens: 3000, CachedTokens: 1000})
 		if o.ComingTokens != want {
 			t.Errorf("%d wait: %d tokens are coming, want %d", waiting, o.ComingTokens, want)
 		}
@@ -154,7 +149,7 @@ func TestWhatIsComingIsWhatWaitsAndWhatIsNewer(t *testing.T) {
 func TestAnAgentThatFollowsItsRunsTellsOfPromptsOnlyWhatItSaw(t *testing.T) {
 	var f policy.Fuser
 	o := policy.Observed{UsedTokens: -1, Running: 1, MaxRunning: 38, DecodeTokS: 50, PrefillTokS: 9000, PendingTold: true}
-	f.Sample(0, &o, policy.Reserved{}, policy.Reserved{})
+	f.Sample(0, &o, policy.Reserved{})
 	if decode, prefill := f.Rates(); decode != 0 || prefill != 9000 {
 		t.Errorf("of an idle engine: learned %v and %v, want nothing of its decoding and 9000", decode, prefill)
 	}
@@ -167,7 +162,7 @@ func TestAQueueBesideASmallBatchTellsNothing(t *testing.T) {
 	}{{0.1, 0, 0}, {0.8, 50, 9000}, {-1, 0, 0}} {
 		var f policy.Fuser
 		o := policy.Observed{UsedTokens: -1, KVUsageWorst: c.kv, Running: 1, Waiting: 2, MaxRunning: 38, DecodeTokS: 50, PrefillTokS: 9000}
-		f.Sample(0, &o, policy.Reserved{}, policy.Reserved{})
+		f.Sample(0, &o, policy.Reserved{})
 		if decode, prefill := f.Rates(); decode != c.decode || prefill != c.prefill {
 			t.Errorf("KV use %v: learned %v and %v, want %v and %v", c.kv, decode, prefill, c.decode, c.prefill)
 		}

@@ -10,7 +10,7 @@ import (
 // projectedTime is S3: the seconds until the request would have its first token
 // and its fair share of the engine; least wins.
 //
-//	queue   = prompts still to compute there / prefill
+//	queue   = prompts still to compute there / prefill + the wait for a slot
 //	active  = active_share x output still to make there / decode
 //	prefill = max(0, prompt - credit) / prefill x (1 + interference x requests there)
 //	barrier = barrier x k / (1 - k), k = occupancy with this request, at most 0.999
@@ -90,18 +90,21 @@ func (r *round) learnPeers() {
 // times computes a candidate's, with its rates. One function, since it runs for
 // every engine of every decision.
 func (r *round) times(c *Candidate, decode, prefill float64) (t times) {
-	output := r.output(c)
+	there := r.requests(c)
 	if r.pending {
 		o := c.Observed
 		_, cached := r.expected(c)
 		prompts := float64(o.PendingPrefillTokens + max(0, o.NewerPrefillTokens-cached))
 		tokens := float64(o.PendingOutputTokens + max(0, o.NewerTokens-o.NewerPrefillTokens))
 		if o.ExternalRequests > 0 { // nobody tells what they have left
-			tokens += float64(float64(o.ExternalRequests) * output)
+			tokens += float64(float64(o.ExternalRequests) * r.output(c))
 		}
 		t.queue, t.active = prompts/prefill, float64(tokens*r.s.ActiveShare)/decode
+		if there >= c.Slots {
+			t.queue += r.slotWait(c, there, decode)
+		}
 	} else if r.basis == BasisEngine {
-		o := c.Observed
+		o, output := c.Observed, r.output(c)
 		// What is reserved and not yet seen by the engine waits too.
 		waiting := o.Waiting + max(0, c.ReservedRequests-o.Running-o.Waiting-o.NewerRequests)
 		tokens := float64(float64(waiting)*output) + float64(max(0, o.NewerTokens-o.NewerPrefillTokens))
@@ -120,13 +123,22 @@ func (r *round) times(c *Candidate, decode, prefill float64) (t times) {
 	if left := float64(r.in.Request.PromptTokens) - r.credit(c); left > 0 {
 		t.prefill = left / prefill
 		if r.basis == BasisEngine {
-			t.prefill += float64(t.prefill * float64(r.s.Interference*float64(r.requests(c))))
+			t.prefill += float64(t.prefill * float64(r.s.Interference*float64(there)))
 		}
 	}
 	if r.capacity {
 		t.barrier = r.barrier(c)
 	}
 	return t
+}
+
+// slotWait is until a slot is free: one of those that run ends, on average, each
+// output / decode seconds.
+func (r *round) slotWait(c *Candidate, there int, decode float64) float64 {
+	if c.Slots <= 0 {
+		return 0
+	}
+	return float64(float64(max(0, there+1-c.Slots))*r.output(c)) / decode
 }
 
 // expected is how much of what is reserved there, and of what its report does
@@ -341,6 +353,9 @@ func (p *projectedTime) wait(r *round, k int) (candidate int, span time.Duration
 		}
 		decode, prefill := r.rates(c)
 		t := r.times(c, decode, prefill)
+		if r.pending { // the slot is what it would wait for
+			t.queue -= r.slotWait(c, r.requests(c), decode)
+		}
 		// One of them ends, on average, each output / decode seconds, and others
 		// may wait for the same.
 		over := c.ReservedRequests + c.Observed.ExternalRequests - c.Window + 1 + c.Awaited

@@ -237,6 +237,9 @@ func TestWhatRunsHaveStillToDoCountsWhenAllTellIt(t *testing.T) {
 	if q, a := parts(func(cs []policy.Candidate) { cs[0].Observed.ExternalRequests = 2 }); !near(q, 900/4000.0) || !near(a, (1100+2*400)*0.5/1000) {
 		t.Errorf("two of somebody else: queue %v and active %v s, want an output for each", q, a)
 	}
+	if q, _ := parts(func(cs []policy.Candidate) { cs[0].Slots = 3 }); !near(q, 900/4000.0+2*400/1000.0) {
+		t.Errorf("the second to wait for a slot: queue %v s, want two outputs' time more", q)
+	}
 	// Nobody's word is taken when one says nothing: 3 that run, by active_share.
 	if q, a := parts(func(cs []policy.Candidate) { cs[1].Observed.PendingTold = false }); !near(q, 400/1000.0+400/4000.0) || !near(a, 3*400*0.5/1000) {
 		t.Errorf("one does not tell: queue %v and active %v s", q, a)

@@ -18,7 +18,7 @@ func TestWhatWasLearnedComesBackFromItsState(t *testing.T) {
 			job, group := token.Draw(t, "job"), token.Draw(t, "group")
 			l.Learn(job, group, rapid.IntRange(-1, 5000).Draw(t, "tokens"))
 			s.Learn(job, token.Draw(t, "trajectory"), group, fmt.Sprint("e", i%3))
-			f.Sample(time.Duration(i)*time.Second, &Observed{Running: i, Waiting: i % 3, UsedTokens: int64(i*7 - 1), DecodeTokS: float64(i), MaxRunning: 4}, Reserved{Tokens: 5, Requests: 1}, Reserved{Tokens: 5, Requests: 1})
+			f.Sample(time.Duration(i)*time.Second, &Observed{Running: i, Waiting: i % 3, UsedTokens: int64(i*7 - 1), DecodeTokS: float64(i), MaxRunning: 4}, Reserved{Tokens: 5, Requests: 1})
 		}
 		l2, s2 := l.State().Lengths(), s.State().Sticky()
 		if !reflect.DeepEqual(l.State(), l2.State()) || !reflect.DeepEqual(s.State(), s2.State()) || f.State().Fuser() != f {

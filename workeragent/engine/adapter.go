@@ -66,6 +66,7 @@ type Capabilities struct {
 type Delta struct {
 	TokenIDs []uint32
 	Text     string
+	Silent   bool // output that is neither: reasoning, tool calls
 }
 
 // Kind of an outcome: the closed list of what a server's answer can mean.

@@ -203,7 +203,7 @@ func (a *answer) choice(c *apiChoice) error {
 		}
 	}
 	if a.onDelta != nil {
-		a.onDelta(Delta{TokenIDs: ids, Text: text})
+		a.onDelta(Delta{TokenIDs: ids, Text: text, Silent: silent})
 	}
 	return nil
 }

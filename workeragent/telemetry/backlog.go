@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/rollbus/rollbus/subjects"
 )
 
 // Work is what a run brings to its engine.
@@ -12,39 +14,64 @@ type Work struct {
 	Prompt   int    // tokens
 	Cached   int    // of them, expected in the cache
 	Output   int    // tokens expected
+	// Siblings, when set, is common to runs of one prompt: it is computed once.
+	Siblings string
+	// Free says that the engine was ready for it: a slot, no queue and KV enough.
+	Free bool
 }
+
+// WorkOf is what a reservation says of it.
+func WorkOf(h *subjects.Held, revision uint64) Work {
+	w := Work{Revision: revision, Prompt: h.PromptTokens, Output: max(0, h.Tokens-h.PromptTokens)}
+	if h.PredictedCached != nil {
+		w.Cached = *h.PredictedCached
+	}
+	if h.Group != "" && h.Turn <= 1 { // later turns of a group have prompts of their own
+		w.Siblings = subjects.RolloutKey(h.Job, h.Group)
+	}
+	return w
+}
+
+// uncached is what of the prompt is to be computed.
+func (w *Work) uncached() int64 { return int64(max(0, w.Prompt-w.Cached)) }
 
 // Backlog is what the runs of an agent still have to do at their engine. No
 // engine tells it: what of its prompts a running request has yet to compute, and
 // how far it is from its end. It also learns how fast prompts are computed, from
-// runs that nobody was before or beside until their first token. The caller
-// brings the time, a duration since any fixed point; not safe for concurrent use.
+// runs that waited for nothing and had nobody before or beside them until their
+// first token. The caller brings the time, a duration since any fixed point; not
+// safe for concurrent use.
 type Backlog struct {
-	runs    map[string]*ahead
-	silent  int    // runs without a first token
-	alone   string // the one of them that nobody was beside, if any
-	prefill quotient
-	begun   int      // runs, ever
-	order   []*ahead // scratch
+	runs   map[string]*ahead
+	begun  int    // runs, ever
+	silent int    // runs without a first token
+	alone  string // the one of them that nobody was beside, if any
+	rates  []float64
+	next   int // place in rates of the next one
+
+	order  []*ahead         // scratch
+	shared map[string]int64 // scratch: what was counted of siblings' prompts
 }
 
 type ahead struct {
 	Work
-	nth          int // of those that were handed over
-	begun, first time.Duration
-	made         int
-	started      bool // it has a first token
-	clean        bool // nobody was before or beside it until then
+	nth         int // of those that were handed over
+	at, first   time.Duration
+	made        int
+	started     bool // it has a first token
+	undisturbed bool // nobody was before or beside it until then
 }
 
 // NewBacklog starts with no run.
-func NewBacklog() *Backlog { return &Backlog{runs: map[string]*ahead{}} }
+func NewBacklog() *Backlog {
+	return &Backlog{runs: map[string]*ahead{}, shared: map[string]int64{}}
+}
 
 // Begin takes in a run that is handed to the engine.
 func (b *Backlog) Begin(id string, at time.Duration, w Work) {
-	b.End(id, nil)
+	b.End(id, 0, nil)
 	b.begun++
-	b.runs[id] = &ahead{Work: w, nth: b.begun, begun: at}
+	b.runs[id] = &ahead{Work: w, nth: b.begun, at: at}
 	b.silent++
 	if b.alone = ""; b.silent == 1 {
 		b.alone = id
@@ -60,7 +87,7 @@ func (b *Backlog) Made(id string, at time.Duration, tokens int) {
 	r.made = tokens
 	if !r.started {
 		r.started, r.first = true, at
-		r.clean = b.alone == id
+		r.undisturbed = r.Free && b.alone == id
 		b.quiet(id)
 	}
 }
@@ -69,11 +96,12 @@ func (b *Backlog) Made(id string, at time.Duration, tokens int) {
 // a rate: of a short prompt it is the request's way and the step in flight.
 const leastPrefill = 1024
 
-// fadePrefill is what is left of older runs when another has told its rate.
-const fadePrefill = 0.9
+// maxRates is how many runs are remembered for it.
+const maxRates = 16
 
-// End takes a run out; cached is what the engine found of its prompt, nil = not known.
-func (b *Backlog) End(id string, cached *int) {
+// End takes a run out. prompt and cached are what the engine counted of its
+// prompt; cached nil = it did not say.
+func (b *Backlog) End(id string, prompt int, cached *int) {
 	r := b.runs[id]
 	if r == nil {
 		return
@@ -83,13 +111,17 @@ func (b *Backlog) End(id string, cached *int) {
 		b.quiet(id)
 		return
 	}
-	if cached == nil || !r.clean || r.first <= r.begun {
+	if cached == nil || !r.undisturbed || r.first <= r.at {
 		return
 	}
-	if computed := r.Prompt - *cached; computed >= leastPrefill {
-		b.prefill.tokens = fadePrefill*b.prefill.tokens + float64(computed)
-		b.prefill.seconds = fadePrefill*b.prefill.seconds + (r.first - r.begun).Seconds()
-		b.prefill.known = true
+	if computed := cmp.Or(prompt, r.Prompt) - *cached; computed >= leastPrefill {
+		rate := float64(computed) / (r.first - r.at).Seconds()
+		if len(b.rates) < maxRates {
+			b.rates = append(b.rates, rate)
+			return
+		}
+		b.rates[b.next] = rate
+		b.next = (b.next + 1) % maxRates
 	}
 }
 
@@ -101,13 +133,28 @@ func (b *Backlog) quiet(id string) {
 	}
 }
 
+// Restarted forgets how fast the engine was: it may be another one.
+func (b *Backlog) Restarted() { b.rates, b.next = nil, 0 }
+
 // PrefillTokS is what one rank computes of a prompt a second; nil = not seen.
-func (b *Backlog) PrefillTokS() *float64 { return b.prefill.value() }
+// Every run shows the least that it can do, since something else may have been
+// in the way; so it is the upper quartile that counts.
+func (b *Backlog) PrefillTokS() *float64 {
+	if len(b.rates) == 0 {
+		return nil
+	}
+	sorted := slices.Sorted(slices.Values(b.rates))
+	return &sorted[len(sorted)*3/4]
+}
+
+// Own is how many runs are at the engine.
+func (b *Backlog) Own() int { return len(b.runs) }
 
 // Waiting is what of their prompts is to be computed for n requests that the
 // engine shows waiting: it takes them in order, so they are the runs without a
-// first token that were handed over last.
-func (b *Backlog) Waiting(n int) (prefill int64) {
+// first token that were handed over last. Of them those of reservations up to a
+// revision count: later ones are for whoever reads it to add.
+func (b *Backlog) Waiting(n int, applied uint64) (prefill int64) {
 	if n <= 0 || b.silent == 0 {
 		return 0
 	}
@@ -117,37 +164,43 @@ func (b *Backlog) Waiting(n int) (prefill int64) {
 			b.order = append(b.order, r)
 		}
 	}
-	if n < len(b.order) {
-		slices.SortFunc(b.order, func(x, y *ahead) int { return cmp.Compare(y.nth, x.nth) })
-	}
+	slices.SortFunc(b.order, func(x, y *ahead) int { return cmp.Compare(y.nth, x.nth) })
+	clear(b.shared)
 	for _, r := range b.order[:min(n, len(b.order))] {
-		prefill += int64(max(0, r.Prompt-r.Cached))
+		if r.Revision <= applied {
+			prefill += b.more(r)
+		}
 	}
 	clear(b.order)
 	return prefill
+}
+
+// more is what a run adds to what is to be computed: of siblings the one with
+// the most counts.
+func (b *Backlog) more(r *ahead) int64 {
+	n := r.uncached()
+	if r.Siblings == "" {
+		return n
+	}
+	known := b.shared[r.Siblings]
+	b.shared[r.Siblings] = max(known, n)
+	return max(0, n-known)
 }
 
 // residual is the least that a run is expected to make yet, as a share of what
 // was expected of it: those that are longer than expected are often much longer.
 const residual = 0.5
 
-// Own is how many runs are at the engine, and what is reserved for them, tokens.
-func (b *Backlog) Own() (requests int, tokens int64) {
-	for _, r := range b.runs {
-		tokens += int64(r.Prompt + r.Output)
-	}
-	return len(b.runs), tokens
-}
-
 // Left is what reservations up to a revision still have to do: tokens of prompts
 // to compute, and of output to make. Later ones are for whoever reads it to add.
 func (b *Backlog) Left(applied uint64) (prefill, output int64) {
-	for _, r := range b.runs { // sums: order plays no part
+	clear(b.shared)
+	for _, r := range b.runs { // sums and maxima: order plays no part
 		if r.Revision > applied {
 			continue
 		}
 		if !r.started {
-			prefill += int64(max(0, r.Prompt-r.Cached))
+			prefill += b.more(r)
 		}
 		output += int64(max(r.Output-r.made, int(residual*float64(r.Output))))
 	}

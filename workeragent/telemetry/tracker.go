@@ -54,11 +54,11 @@ type history struct {
 	prefill quotient
 }
 
-// batchRate is what an engine would decode a second with all its slots busy. A
-// batch is not slow because it is small: of n requests in s slots, and steps that
-// take twice as long with all of them as with one, it makes 2n / (s + n) of that.
-// Without it an engine that got less would look slower than its like, and get
-// less still.
+// batchRate is what an engine would decode a second with all its slots busy, or
+// as many of them as its KV holds. A batch is not slow because it is small: of n
+// requests in s slots, and steps that take twice as long with all of them as with
+// one, it makes 2n / (s + n) of that. Without it an engine that got less would
+// look slower than its like, and get less still.
 type batchRate struct {
 	made    quotient // tokens over the time that each running request spent
 	running quotient // requests over time
@@ -73,17 +73,42 @@ func (b *batchRate) add(tokens, running float64, dt, window time.Duration) {
 }
 
 // value is nil until the engine has been seen busy for long enough. Without a
-// number of slots it is what the engine made.
-func (b *batchRate) value(slots *int) *float64 {
+// number of slots it is what the engine made (FullBatch).
+func (b *batchRate) value(r *Rank) *float64 {
 	each, running := b.made.value(), b.running.value()
 	if !b.running.known || each == nil || running == nil {
 		return nil
 	}
 	v := *each * *running
-	if slots != nil && float64(*slots) > *running {
-		v = *each * (float64(*slots) + *running) / 2
+	if r.MaxRunning != nil {
+		v = FullBatch(v, *running, *r.MaxRunning, Used(&r.RankLoad))
 	}
 	return &v
+}
+
+// FullBatch is what n running requests that make so many tokens a second would
+// make if they were as many as fit: in slots, and in the KV of which they use a
+// share, 0 = not known.
+func FullBatch(tokS, n float64, slots int, kv float64) float64 {
+	most := float64(slots)
+	if kv > 0 {
+		most = min(most, n/kv)
+	}
+	if n <= 0 || most <= n {
+		return tokS
+	}
+	return tokS * (most + n) / (2 * n)
+}
+
+// Used is a rank's share of KV in use; 0 = not known.
+func Used(r *subjects.RankLoad) float64 {
+	switch {
+	case r.KVUsedTokens != nil && r.KVCapacityTokens != nil && *r.KVCapacityTokens > 0:
+		return float64(*r.KVUsedTokens) / float64(*r.KVCapacityTokens)
+	case r.KVUsage != nil:
+		return *r.KVUsage
+	}
+	return 0
 }
 
 // quotient is tokens over the time that they took, both fading. Engines count a
@@ -238,7 +263,7 @@ func (t *Tracker) load(s Sample, frozen bool) subjects.Load {
 	for i, r := range s.Ranks {
 		l := r.RankLoad
 		h := t.ranks[r.Rank]
-		l.DecodeTokS, l.PrefillTokS = h.decode.value(r.MaxRunning), h.prefill.value()
+		l.DecodeTokS, l.PrefillTokS = h.decode.value(&r), h.prefill.value()
 		l.PreemptionsTotal = r.Preemptions
 		if frozen || bad[r.Rank] || bad[-1] {
 			l.Running, l.Waiting, l.WaitingUncachedTokens, l.KVUsedTokens, l.KVUsage = nil, nil, nil, nil, nil
@@ -296,8 +321,7 @@ func queued(r Rank) bool { return r.Waiting != nil && *r.Waiting > 0 }
 // neither is known.
 func halfFull(r Rank) bool {
 	slots := r.Running != nil && r.MaxRunning != nil && *r.MaxRunning > 0
-	full := r.KVUsage != nil && *r.KVUsage >= 0.5 || r.KVUsedTokens != nil && r.KVCapacityTokens != nil && 2**r.KVUsedTokens >= *r.KVCapacityTokens
-	return full || slots && 2**r.Running >= *r.MaxRunning || !slots
+	return Used(&r.RankLoad) >= 0.5 || slots && 2**r.Running >= *r.MaxRunning || !slots
 }
 
 // fullish is the KV usage above which an engine without a request is not
