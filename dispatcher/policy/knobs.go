@@ -102,7 +102,7 @@ var knobs = [...]Knob{
 		Doc: "what of the output that running requests still have to make counts: it is made beside the request's own, not before it",
 		set: func(s *Settings, v float64) { s.ActiveShare = v }},
 	{Name: "interference", Policy: ProjectedTime, Unit: "share of prefill", Default: 0.5, Min: 0, Max: 10,
-		Doc: "what a prefill costs each request that runs there, since steps get longer, of the time it takes",
+		Doc: "what a prefill costs each request that is there, since its steps get longer, of the time it takes",
 		set: func(s *Settings, v float64) { s.Interference = v }},
 	{Name: "barrier", Policy: ProjectedTime, Unit: "s", Default: 0.15, Min: 0, Max: 60,
 		Doc: "KV barrier at half occupancy: barrier x k / (1 - k)",
