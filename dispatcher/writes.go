@@ -203,12 +203,34 @@ func (d *Dispatcher) requeue(ctx context.Context, e core.Retry) core.RetryAnswer
 	}
 	w := kvstate.Requeue{
 		Job: e.Job, ID: e.ID, Reader: readerOr(r.Reader), Lane: e.Lane, Bind: e.Bind, Burnt: e.Burnt,
-		Tried: e.Tried, LeftMS: e.LeftMS, Accepted: e.Accepted, Body: r.Body,
+		Tried: e.Tried, LeftMS: e.LeftMS, Accepted: e.Accepted, Body: d.resumed(ctx, &r),
 	}
 	out.Answer = d.untilAnswered(ctx, "requeue", func(ctx context.Context) (uint64, error) {
 		return d.store.Requeue(ctx, w)
 	}).answer
 	return out
+}
+
+// resumed is a reservation's body with the output that its agent's checkpoint
+// kept, when the agent could not give it back itself (scenario R15). Without a
+// checkpoint, or contact for one attempt at it, what was made is made again.
+func (d *Dispatcher) resumed(ctx context.Context, r *kvstate.Reservation) []byte {
+	if r.State != subjects.StateBound || d.settings.Load().PartialsEvery == 0 {
+		return r.Body // given back by its agent with all it had, or nothing is kept
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.cfg.Timings.Attempt)
+	defer cancel()
+	p, err := d.store.Checkpoint(ctx, r.Engine, r.Job, r.ID)
+	if err != nil {
+		if !errors.Is(err, kvstate.ErrGone) {
+			d.log.Warn("a checkpoint cannot be read; its rollout begins anew", "rollout", r.Key(), "engine", r.Engine, "err", err)
+		}
+		return r.Body
+	}
+	if body, _, ok := p.Resumed(&r.Held, r.Body); ok {
+		return body
+	}
+	return r.Body
 }
 
 func (d *Dispatcher) deleteKey(ctx context.Context, e core.DeleteKey) core.DeleteAnswer {

@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"testing"
@@ -249,6 +250,37 @@ func TestEveryErrorOfKvstateHasItsAnswer(t *testing.T) {
 		}
 		if a, seq, actual := answerOf(err); a != c.want || seq != c.seq || actual != c.actual {
 			t.Errorf("%v: %v %d %d, want %v %d %d", c.err, a, seq, actual, c.want, c.seq, c.actual)
+		}
+	}
+}
+
+// scenario R15: the agent is gone and cannot give its run back; what its
+// checkpoint kept of that attempt is not made again.
+func TestARequeueGoesOnFromTheCheckpointOfThatAttempt(t *testing.T) {
+	b := newBench(t)
+	d, f := b.faked()
+	s := subjects.Settings{PartialsEvery: 2}.WithDefaults()
+	d.settings.Store(&s)
+	bucket := b.pool.Bucket(subjects.Partials)
+	for n, attempt := range []int{1, 2} { // a checkpoint of the attempt that was bound, and of another one
+		id := []string{"0001", "0002"}[n]
+		r := request("j", id)
+		r.Prompt, r.PromptTokenIDs = "", []uint32{1, 2, 3, 4}
+		_, a := b.bound(f, r)
+		res := must(b.store.Reservation(b.ctx(), "e1", "j", id))
+		kept := subjects.Partial{SchemaVersion: subjects.SchemaVersion, Engine: "e1", Epoch: res.Epoch, Bind: attempt, TokenIDs: []uint32{7, 8, 9},
+			Segments: []subjects.Segment{{Engine: "e1", Epoch: res.Epoch, End: 3}}}
+		must(b.js.Publish(b.ctx(), subjects.BucketSubject(bucket, "e1.j."+id), must(json.Marshal(kept))))
+		f.do(core.Retry{Engine: "e1", Job: "j", ID: id, Revision: a.Seq, Bind: 2, Burnt: 1, Tried: []string{"e1"}, LeftMS: 30_000, Lane: subjects.LaneNormal, Accepted: 5})
+		if x := waitFor[core.RetryAnswer](t, f, n+1, nil); x.Answer != core.OK {
+			t.Fatalf("answer %+v", x)
+		}
+		prompt, most := 4, 16
+		if attempt == 1 {
+			prompt, most = 7, 13
+		}
+		if x := b.fetchOne(f, core.Queue{Job: "j", Retry: true}).Facts; x.ID != id || x.PromptTokens != prompt || x.MaxTokens != most {
+			t.Errorf("a checkpoint of attempt %d: %s comes back with a prompt of %d and %d tokens to make, want %d and %d", attempt, x.ID, x.PromptTokens, x.MaxTokens, prompt, most)
 		}
 	}
 }

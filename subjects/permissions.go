@@ -93,6 +93,7 @@ func (p Pool) DispatcherPermissions(name string) Permissions {
 			jsAPI+"CONSUMER.CREATE."+s+".>", jsAPI+"CONSUMER.DELETE."+s+".*", jsAPI+"CONSUMER.INFO."+s+".*",
 			jsAPI+"CONSUMER.MSG.NEXT."+s+".*", jsAPI+"CONSUMER.LEADER.STEPDOWN."+s+".*")
 	}
+	pub = append(pub, jsAPI+"STREAM.MSG.GET."+BucketStream(p.Bucket(Partials)))
 	for _, s := range []string{p.Rollouts(), p.Retry()} {
 		pub = append(pub, "$JS.ACK."+s+".>")
 	}

@@ -323,7 +323,7 @@ func TestACheckpointOutlivesTheAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkpoint := func(id string) (p Partial) {
+	checkpoint := func(id string) (p subjects.Partial) {
 		if v, err := kv.Get(r.ctx(), "e1.j."+id); err == nil {
 			_ = json.Unmarshal(v.Value(), &p)
 		}

@@ -15,17 +15,6 @@ import (
 	"github.com/rollbus/rollbus/subjects"
 )
 
-// Partial is a checkpoint of unfinished output: partials/<engine>.<job>.<id>. It holds
-// the whole output so far, of earlier attempts too (scenario R15).
-type Partial struct {
-	SchemaVersion int                `json:"schema_version"`
-	Engine        string             `json:"engine"`
-	Epoch         string             `json:"epoch"`
-	Bind          int                `json:"bind"` // attempt that made it
-	TokenIDs      []uint32           `json:"token_ids"`
-	Segments      []subjects.Segment `json:"segments,omitempty"`
-}
-
 // partialTTL is how long the marker of a checkpoint that is of no use any more stays.
 const partialTTL = 60 * time.Second
 
@@ -102,7 +91,7 @@ func (c *checkpoints) loop(ctx context.Context) {
 
 func (c *checkpoints) write(ctx context.Context, ids []uint32) {
 	h := &c.r.res.Held
-	p := Partial{SchemaVersion: subjects.SchemaVersion, Engine: h.Engine, Epoch: h.Epoch, Bind: h.Bind, TokenIDs: ids}
+	p := subjects.Partial{SchemaVersion: subjects.SchemaVersion, Engine: h.Engine, Epoch: h.Epoch, Bind: h.Bind, TokenIDs: ids}
 	p.Segments = append(slices.Clone(c.base), subjects.Segment{
 		Engine: h.Engine, Epoch: h.Epoch, WeightVersion: weightText(c.r.weight), Start: c.start, End: len(ids),
 	})
@@ -165,15 +154,11 @@ func (u *unit) withCheckpoint(res kvstate.Reservation) kvstate.Reservation {
 	if err != nil {
 		return res
 	}
-	var p Partial
-	if json.Unmarshal(got.Value(), &p) != nil || p.Bind != res.Bind || p.Epoch != res.Epoch || len(p.TokenIDs) == 0 {
+	var p subjects.Partial
+	if json.Unmarshal(got.Value(), &p) != nil {
 		return res
 	}
-	req, err := subjects.DecodeRequest(res.Body)
-	if err != nil || len(req.PromptTokenIDs) == 0 || len(p.TokenIDs) >= req.Sampling.MaxTokens {
-		return res
-	}
-	b, ok := withResume(req, &subjects.Resume{TokenIDs: p.TokenIDs, Segments: p.Segments})
+	b, req, ok := p.Resumed(&res.Held, res.Body)
 	if !ok {
 		return res
 	}

@@ -26,7 +26,7 @@ func (u *unit) settle(r *run, v verdict) {
 		res := r.res
 		res.LeftMS = max(0, r.left().Milliseconds())
 		if v.resume != nil {
-			if b, ok := withResume(v.req, v.resume); ok {
+			if b, ok := subjects.WithResume(v.req, v.resume); ok {
 				res.Body = b
 				res.PromptTokens = len(v.req.PromptTokenIDs) + len(v.resume.TokenIDs)
 				res.MaxTokens = v.req.Sampling.MaxTokens - len(v.resume.TokenIDs)

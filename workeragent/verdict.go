@@ -145,18 +145,6 @@ func (u *unit) resume(r *run, req *subjects.Request, o engine.Outcome) *subjects
 	return out
 }
 
-// withResume is the reservation's body with what was generated; the old body
-// when the new one would not fit.
-func withResume(req *subjects.Request, resume *subjects.Resume) ([]byte, bool) {
-	next := *req
-	next.Resume = resume
-	b, err := json.Marshal(next)
-	if err != nil || len(b) > subjects.MaxRequestBytes {
-		return nil, false
-	}
-	return b, true
-}
-
 // blank is a result with everything but output. req may be nil.
 func (u *unit) blank(r *run, req *subjects.Request, status subjects.Status) *subjects.Result {
 	h := &r.res.Held

@@ -140,7 +140,7 @@ func TestABodyThatWouldNotFitGoesBackWithoutItsOutput(t *testing.T) {
 	req := request("1", 1<<20)
 	req.PromptTokenIDs = nil
 	req.Prompt = strings.Repeat("x", subjects.MaxRequestBytes-1000)
-	if _, ok := withResume(req, &subjects.Resume{TokenIDs: make([]uint32, 4096)}); ok {
+	if _, ok := subjects.WithResume(req, &subjects.Resume{TokenIDs: make([]uint32, 4096)}); ok {
 		t.Error("a body over the limit passed")
 	}
 }

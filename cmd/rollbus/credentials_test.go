@@ -230,8 +230,11 @@ func TestTheCredentialsAreEnoughForEverything(t *testing.T) {
 	}
 	answered(long, subjects.Cancelled)
 
+	// Two seconds of tokens: it is still running when it is meant to be stopped.
+	const whole = 1200
+
 	// What runs longer than the drain is given back with what was generated.
-	back := submit("0003", 400)
+	back := submit("0003", whole)
 	runs("0003")
 	if err := a.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -244,19 +247,19 @@ func TestTheCredentialsAreEnoughForEverything(t *testing.T) {
 		t.Errorf("what was given back did not go on: segments %+v", res.Segments)
 	}
 
-	outage := submit("0004", 400)
+	outage := submit("0004", whole)
 	runs("0004")
 	before, err := g.store.Reservation(g.ctx(), "e1", "math", "0004")
 	if err != nil {
 		t.Fatal(err)
 	}
 	g.node.Restart()
-	if res := answered(outage, subjects.Truncated); res.Attempt != before.Bind || len(res.TokenIDs) != 400 || len(res.Segments) != 1 {
+	if res := answered(outage, subjects.Truncated); res.Attempt != before.Bind || len(res.TokenIDs) != whole || len(res.Segments) != 1 {
 		t.Errorf("after the outage: attempt %d, before it %d; %d tokens in %+v", res.Attempt, before.Bind, len(res.TokenIDs), res.Segments)
 	}
 
 	// A killed agent's successor reads what the checkpoint kept.
-	killed := submit("0005", 400)
+	killed := submit("0005", whole)
 	runs("0005")
 	a.restart()
 	if res := answered(killed, subjects.Truncated); len(res.Segments) < 2 {
