@@ -11,7 +11,8 @@
 //
 // Tracker puts samples of one engine in order of time: rates from counters,
 // restarts (a counter fell), gauges that froze, wedged schedulers, freshness;
-// its output is the wire's subjects.Load. Poller decides when to ask.
+// its output is the wire's subjects.Load. Poller decides when to ask. Backlog is
+// the other side: what no engine says and its agent sees of its own runs.
 //
 // Nothing here blocks but Poller.Run, and nothing retries: a failed reading is
 // simply older at the next look.
