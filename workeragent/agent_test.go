@@ -199,6 +199,11 @@ func TestLoadTellsWhatRunsHaveStillToDo(t *testing.T) {
 	eventually("it has ended, and shown how fast prompts are computed", 0, 0, 0, func(k subjects.RankLoad) bool {
 		return k.PrefillTokS != nil && *k.PrefillTokS > 0
 	})
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.newLife("a test says so"); u.backlog.PrefillTokS() != nil {
+		t.Error("another life of the engine has the rate of the one before")
+	}
 }
 
 func TestTheEnginesOwnPictureIsPublishedAndCompletedByWhatWasSent(t *testing.T) {

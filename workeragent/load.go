@@ -96,16 +96,13 @@ func (u *unit) sample(ctx context.Context) *subjects.Load {
 	return l
 }
 
-// kvRoom is the KV use up to which a prompt is taken not to have waited for KV.
-const kvRoom = 0.8
-
 // observe takes from a sample what the watchdog and the epoch need. Callers
 // hold mu.
 func (u *unit) observe(l *subjects.Load) {
 	var sum int64
 	told, waiting, full := false, 0, false
 	for i, r := range l.Ranks {
-		full = full || telemetry.Used(&l.Ranks[i]) > kvRoom
+		full = full || telemetry.Used(&l.Ranks[i]) > telemetry.KVRoom
 		if r.PreemptionsTotal != nil {
 			sum, told = sum+*r.PreemptionsTotal, true
 		}
@@ -134,24 +131,18 @@ func (u *unit) observe(l *subjects.Load) {
 	}
 }
 
-// rates adds how fast own runs saw the engine compute prompts, where it shows no
-// more itself: both are the least that it can do. And an adapter that was not told
-// the slots tells what the batch made, not what a full one would. Callers hold mu.
+// rates adds how fast own runs saw the engine compute prompts. And an adapter that
+// was not told the slots tells what the batch made, not what a full one would.
+// Callers hold mu.
 func (u *unit) rates(l *subjects.Load) {
-	seen := u.backlog.PrefillTokS()
 	if len(l.Ranks) == 1 && u.ranksLocked() == 1 {
 		if r := &l.Ranks[0]; r.MaxRunning == nil && r.Running != nil && r.DecodeTokS != nil {
 			full := telemetry.FullBatch(*r.DecodeTokS, float64(*r.Running), u.slotsLocked(), telemetry.Used(r))
 			r.DecodeTokS = &full
 		}
 	}
-	if seen == nil {
-		return
-	}
 	for i := range l.Ranks {
-		if r := &l.Ranks[i]; r.PrefillTokS == nil || *r.PrefillTokS < *seen {
-			r.PrefillTokS = seen
-		}
+		u.backlog.TellPrefill(&l.Ranks[i])
 	}
 }
 

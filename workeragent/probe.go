@@ -54,8 +54,7 @@ func (u *unit) probe(ctx context.Context) {
 	}
 	u.noticeLocked(&caps)
 	if caps.Model != u.caps.Model {
-		u.measured = measured{}
-		u.backlog.Restarted()
+		u.forgetLocked()
 	}
 	u.caps, u.probed, u.down, u.refused, u.failing = caps, true, false, false, time.Time{}
 	if changed {
@@ -105,7 +104,7 @@ func (u *unit) isNewLife(c engine.Capabilities) bool {
 // hold mu.
 func (u *unit) newLife(why string) {
 	u.epoch.life++
-	u.measured = measured{}
+	u.forgetLocked()
 	u.counters, u.refused, u.lifeBegan = -1, false, time.Now()
 	u.log.Warn("the engine has restarted: a new epoch begins", "why", why, "epoch", u.epoch.String(), "runs", len(u.runs))
 	u.a.metrics.epochs.WithLabelValues(u.name).Inc()
@@ -115,6 +114,13 @@ func (u *unit) newLife(why string) {
 	kick(u.kickReg)
 	kick(u.kickLoad)
 	kick(u.kickCache)
+}
+
+// forgetLocked drops what was measured of an engine that may be another one now.
+// Callers hold mu.
+func (u *unit) forgetLocked() {
+	u.measured = measured{}
+	u.backlog.Restarted()
 }
 
 // rest leaves the engine alone for a while after it refused a run; refusals

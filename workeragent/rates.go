@@ -1,6 +1,9 @@
 package workeragent
 
-import "github.com/rollbus/rollbus/subjects"
+import (
+	"github.com/rollbus/rollbus/subjects"
+	"github.com/rollbus/rollbus/workeragent/telemetry"
+)
 
 // shownRates are what an engine showed when it was last busy, tokens/s of all
 // ranks together; 0 = never. They stand in its registration, so that a
@@ -24,8 +27,7 @@ func (s *shownRates) learn(l *subjects.Load) {
 		if r.MaxRunning != nil {
 			most += *r.MaxRunning
 		}
-		full = full || r.KVUsage != nil && 2**r.KVUsage >= 1 ||
-			r.KVUsedTokens != nil && r.KVCapacityTokens != nil && 2**r.KVUsedTokens >= *r.KVCapacityTokens
+		full = full || telemetry.Used(r) >= 0.5
 		if decodes = decodes && r.DecodeTokS != nil && *r.DecodeTokS > 0; decodes {
 			decode += *r.DecodeTokS
 		}

@@ -122,7 +122,7 @@ func (n *Node) run(r *run) {
 	}
 	w := telemetry.WorkOf(&r.put.Held, r.put.Revision)
 	s := t.engine.Model.Stats()
-	w.Free = t.backlog.Own() < t.cfg.MaxRunning && s.Waiting == 0 && 5*s.KVUsed < 4*s.Capacity
+	w.Free = t.backlog.Own() < t.cfg.MaxRunning && s.Waiting == 0 && float64(s.KVUsed) <= telemetry.KVRoom*float64(s.Capacity)
 	t.backlog.Begin(key, n.w.Now, w)
 	err := t.engine.Add(key, x, func(tokens, cached int) {
 		t.backlog.End(key, 0, &cached)
@@ -228,9 +228,7 @@ func (n *Node) report() {
 	l := core.Load{Load: seen.Load}
 	uncached := t.backlog.Waiting(waiting, t.applied)
 	l.Ranks[0].WaitingUncachedTokens = &uncached
-	if p, r := t.backlog.PrefillTokS(), &l.Ranks[0]; p != nil && (r.PrefillTokS == nil || *r.PrefillTokS < *p) {
-		r.PrefillTokS = p
-	}
+	t.backlog.TellPrefill(&l.Ranks[0])
 	for key := range n.running { // each tells of itself alone
 		if made, ok := t.engine.Model.Generated(key); ok {
 			t.backlog.Made(key, n.w.Now, made)

@@ -86,8 +86,8 @@ const (
 // Observed is a complete, fresh, well-formed picture of an engine's load,
 // summed over its ranks, worst rank beside it. Judge makes one.
 //
-// Two lines of memory: with thousands of engines a decision takes the time that
-// memory takes.
+// In the order of who reads it: with thousands of engines a decision takes the time
+// that memory takes.
 type Observed struct {
 	// Read of every candidate to see whether it can take work.
 	UsedTokens       int64   // fused: reserved + EMA(observed - reserved at the sample); -1 = unknown
@@ -111,6 +111,7 @@ type Observed struct {
 	NewerPrefillTokens   int64
 	NewerCachedTokens    int64 // of them, expected in the cache
 
+	// Read when an agent does not tell what is pending.
 	WaitingUncachedTokens int64 // of what waits; -1 = unknown
 }
 

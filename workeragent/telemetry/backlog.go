@@ -136,6 +136,17 @@ func (b *Backlog) quiet(id string) {
 // Restarted forgets how fast the engine was: it may be another one.
 func (b *Backlog) Restarted() { b.rates, b.next = nil, 0 }
 
+// KVRoom is the KV use up to which a prompt is taken not to have waited for KV.
+const KVRoom = 0.8
+
+// TellPrefill writes the rate that was seen into a rank's report, where the engine
+// shows no more itself: both are the least that it can do.
+func (b *Backlog) TellPrefill(r *subjects.RankLoad) {
+	if seen := b.PrefillTokS(); seen != nil && (r.PrefillTokS == nil || *r.PrefillTokS < *seen) {
+		r.PrefillTokS = seen
+	}
+}
+
 // PrefillTokS is what one rank computes of a prompt a second; nil = not seen.
 // Every run shows the least that it can do, since something else may have been
 // in the way; so it is the upper quartile that counts.

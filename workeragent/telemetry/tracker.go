@@ -317,11 +317,13 @@ func equal[T comparable](a, b *T) bool {
 func busy(r Rank) bool   { return r.Running != nil && *r.Running > 0 }
 func queued(r Rank) bool { return r.Waiting != nil && *r.Waiting > 0 }
 
-// halfFull tells whether half of the slots or of the KV is in use, or whether
-// neither is known.
+// halfFull tells whether half of the slots or of the KV is in use; of an engine
+// whose slots are not known nobody can tell that it is not.
 func halfFull(r Rank) bool {
-	slots := r.Running != nil && r.MaxRunning != nil && *r.MaxRunning > 0
-	return Used(&r.RankLoad) >= 0.5 || slots && 2**r.Running >= *r.MaxRunning || !slots
+	if r.Running == nil || r.MaxRunning == nil || *r.MaxRunning <= 0 {
+		return true
+	}
+	return 2**r.Running >= *r.MaxRunning || Used(&r.RankLoad) >= 0.5
 }
 
 // fullish is the KV usage above which an engine without a request is not
